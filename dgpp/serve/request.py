@@ -1,0 +1,58 @@
+"""The one request type behind all front ends."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from dgpp.sample.params import SamplingParams
+from dgpp.text.messages import Message
+
+Kind = Literal["chat", "completion"]
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A validated request for text.
+
+    A `chat` has `messages` (and the template's switches in `template_kwargs`), a `completion`
+    has `prompts` (texts) or `prompt_ids` (each token ids packed as little-endian u32, as
+    `dgpp.sched.request.pack_ids` does), never both.
+    `max_tokens` None means the server's default, cut to the room the prompt leaves. `n` is the
+    choices per prompt; choice `p * n + k` is the k-th of prompt p. `seed` None means a random
+    one. `ping_interval` is in seconds, -1 for no keep-alive comments. `ignored` names the
+    unknown fields the client sent, for a log line.
+    """
+
+    id: str
+    kind: Kind
+    model: str
+    messages: tuple[Message, ...] = ()
+    prompts: tuple[str, ...] = ()
+    prompt_ids: tuple[bytes, ...] = ()
+    template_kwargs: dict[str, bool | str] = {}
+    n: int = 1
+    max_tokens: int | None = None
+    sampling: SamplingParams = SamplingParams()
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    ping_interval: int = 30
+    ignore_eos: bool = False
+    prefix_cache: bool = True
+    priority: int = 0
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def choices(self) -> int:
+        """How many texts are asked for in all."""
+        return self.n * max(1, len(self.prompts) + len(self.prompt_ids))
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The generator key of `choice`, unsigned 64 bits, for a signed or unsigned `seed`."""
+    return (seed + choice) % (1 << 64)
