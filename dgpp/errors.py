@@ -1,0 +1,27 @@
+"""The errors this project raises by name. Every one says who, which limit and which key."""
+
+from __future__ import annotations
+
+
+class DgppError(Exception):
+    """Root of all named errors. `exit_status` is what the process exits with when it is fatal."""
+
+    exit_status = 1
+
+
+class ConfigError(DgppError):
+    """A key is unknown, mistyped or out of range, or two keys contradict each other."""
+
+
+class CheckpointError(DgppError):
+    """A checkpoint is missing, truncated or does not hold exactly the tensors its family binds."""
+
+
+class MemoryPlanError(DgppError):
+    """The memory plan does not fit; the message names the largest items and what would fit."""
+
+
+class WorldFailedError(DgppError):
+    """An actor died or stopped answering while serving; the message names it."""
+
+    exit_status = 2

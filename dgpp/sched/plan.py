@@ -1,0 +1,54 @@
+"""What one step does: the scheduler's order to the engine and the sampler of its rank."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpp.sched.request import Submit
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True):
+    """`slot` now belongs to `request`; `blocks` are the KV blocks reserved for it, in order."""
+
+    slot: int
+    request: Submit
+    blocks: tuple[int, ...]
+    cached_tokens: int = 0
+
+
+class PrefillChunk(msgspec.Struct, frozen=True, array_like=True):
+    """Read prompt positions [`start`, `start + count`) of `slot`; `last` ends the prompt.
+
+    The last chunk yields one sampled row: the request's first token.
+    """
+
+    slot: int
+    start: int
+    count: int
+    last: bool
+
+
+class DecodeRow(msgspec.Struct, frozen=True, array_like=True):
+    """Feed `token` at `position` of `slot` and sample what follows."""
+
+    slot: int
+    position: int
+    token: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """One step. Order inside the engine: closes, opens, prefills, decode rows.
+
+    Sampled rows are numbered as they stand: first the `last` chunks of `prefills` in order,
+    then `decodes` in order.
+    """
+
+    step: int
+    closes: tuple[int, ...] = ()
+    opens: tuple[Open, ...] = ()
+    prefills: tuple[PrefillChunk, ...] = ()
+    decodes: tuple[DecodeRow, ...] = ()
+
+    def sampled_slots(self) -> list[int]:
+        """The slot of every sampled row, in row order."""
+        return [c.slot for c in self.prefills if c.last] + [d.slot for d in self.decodes]

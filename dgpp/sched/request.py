@@ -1,0 +1,59 @@
+"""What the scheduler is asked for, and the record that carries it to every rank."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dgpp.sample.params import SamplingParams
+
+Ids = npt.NDArray[np.uint32]
+
+
+def pack_ids(ids: npt.ArrayLike) -> bytes:
+    """Token ids as little-endian u32 bytes, the form in which prompts cross process borders."""
+    return np.asarray(ids, dtype="<u4").tobytes()
+
+
+def unpack_ids(packed: bytes) -> Ids:
+    """Read-only view over `packed` as u32 token ids."""
+    return np.frombuffer(packed, dtype="<u4")
+
+
+class Submit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One choice of one request: a prompt to continue by at most `max_tokens` tokens.
+
+    `id` is `<request>-<choice>`, unique among live requests. `prompt` is packed u32 ids
+    (`pack_ids`), at least one. `seed` is an unsigned 64-bit key of the counter-based generator.
+    `stop_ids` are the ids that end the text (empty when the request ignores them).
+    """
+
+    id: str
+    prompt: bytes
+    max_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    seed: int = 0
+    stop_ids: tuple[int, ...] = ()
+    priority: int = 0
+
+    @property
+    def prompt_ids(self) -> Ids:
+        return unpack_ids(self.prompt)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt) // 4
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One tick's input, equal on every rank: what arrived, was cancelled, or met a stop string.
+
+    `submits` holds whole groups: the choices of one request arrive together or not at all.
+    `cancels` and `stops` are Submit ids.
+    """
+
+    tick: int
+    submits: tuple[Submit, ...] = ()
+    cancels: tuple[str, ...] = ()
+    stops: tuple[str, ...] = ()
