@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
 import msgspec
 
 
@@ -26,3 +30,57 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+
+
+def client_texts(messages: Iterable[Message]) -> Iterator[str]:
+    """Every string of `messages` that a template may print and a client has written."""
+    for message in messages:
+        for text in (message.content, message.name, message.reasoning, message.tool_call_id):
+            if text:
+                yield text
+        for call in message.tool_calls:
+            yield from (call.id, call.name, call.arguments)
+
+
+def template_message(
+    message: Message, mark: Callable[[str], str], mark_answer: Callable[[str], str]
+) -> dict[str, Any]:
+    """`message` as templates read it: null content is "", call arguments are objects.
+
+    `mark` goes over every text of the client's, `mark_answer` over the content of assistant
+    messages.
+    """
+    content = message.content or ""
+    marked = mark_answer(content) if message.role == "assistant" else mark(content)
+    result: dict[str, Any] = {"role": message.role, "content": marked}
+    if message.name is not None:
+        result["name"] = mark(message.name)
+    if message.reasoning is not None:
+        result["reasoning_content"] = mark(message.reasoning)
+    if message.tool_calls:
+        result["tool_calls"] = [
+            {
+                "id": mark(call.id),
+                "type": "function",
+                "function": {
+                    "name": mark(call.name),
+                    "arguments": _mapped(json.loads(call.arguments), mark),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        result["tool_call_id"] = mark(message.tool_call_id)
+    return result
+
+
+def _mapped(value: Any, mark: Callable[[str], str]) -> Any:
+    """`value` with every string in it marked, the names of members too. Depth is bounded where
+    requests enter."""
+    if isinstance(value, str):
+        return mark(value)
+    if isinstance(value, list):
+        return [_mapped(item, mark) for item in value]
+    if isinstance(value, dict):
+        return {mark(key): _mapped(item, mark) for key, item in value.items()}
+    return value

@@ -1,0 +1,78 @@
+"""Requests to token ids: a tokenizer and the chat template that goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from dgpp.text.errors import TemplateError
+from dgpp.text.guard import choose_sentinel
+from dgpp.text.messages import Message, client_texts, template_message
+from dgpp.text.template import ChatTemplate
+from dgpp.text.tokenizer import Tokenizer
+
+_ANSWER = "Zebra"
+
+
+class TextCodec:
+    """All that turns a request's text into ids. Safe to use from several threads.
+
+    `stop_ids` are the tokenizer's and the control token that ends an answer in the template.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.stop_ids = tokenizer.stop_ids | self._end_of_turn()
+
+    @classmethod
+    def load(cls, model_dir: str | Path) -> TextCodec:
+        """Raises TokenizerError or TemplateError naming the file or line at fault."""
+        return cls(Tokenizer.load(model_dir), ChatTemplate.load(model_dir))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, bool | str] | None = None,
+        *,
+        now: float = 0.0,
+    ) -> list[int]:
+        """Ids of the rendered conversation; text of the client's never becomes a control token.
+
+        An answer's content is the exception for tokens that are not special, such as `</think>`:
+        the model wrote it as such, and the history must read as it was written.
+        Raises TemplateError.
+        """
+        if self.template is None:
+            raise TemplateError("this model has no chat template")
+        try:
+            sentinel = choose_sentinel([*client_texts(messages), self.template.source])
+        except ValueError as error:
+            raise TemplateError(str(error)) from error
+        mark = partial(self.tokenizer.guard.mark, sentinel=sentinel)
+        mark_answer = partial(self.tokenizer.special_guard.mark, sentinel=sentinel)
+        rendered = self.template.render(
+            [template_message(message, mark, mark_answer) for message in messages],
+            {**self.tokenizer.named, **(variables or {})},
+            now=now,
+        )
+        return self.tokenizer.encode_rendered(rendered, sentinel)
+
+    def prompt(self, text: str) -> list[int]:
+        """Ids of a raw prompt; the texts of control tokens in it stay text."""
+        return self.tokenizer.encode(text)
+
+    def _end_of_turn(self) -> frozenset[int]:
+        """What the template puts behind an answer: the first special token there."""
+        if self.template is None:
+            return frozenset()
+        turns = [("user", "Hi"), ("assistant", _ANSWER), ("user", "Hi")]
+        try:
+            rendered = self.template.render(
+                [{"role": role, "content": text} for role, text in turns], self.tokenizer.named
+            )
+        except TemplateError:
+            return frozenset()
+        pieces = self.tokenizer.special_guard.split(rendered.partition(_ANSWER)[2], None)
+        return frozenset([piece for piece in pieces if isinstance(piece, int)][:1])

@@ -1,0 +1,17 @@
+"""What can go wrong between text and token ids."""
+
+from __future__ import annotations
+
+from dgpp.errors import CheckpointError, DgppError
+
+
+class TokenizerError(CheckpointError):
+    """The model's tokenizer files are missing, malformed or of a shape that is not served."""
+
+
+class TemplateError(DgppError):
+    """A conversation cannot be rendered: the template refused it or exceeded its bounds."""
+
+
+class TokenRangeError(DgppError):
+    """A token id lies outside the model's vocabulary."""
