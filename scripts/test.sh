@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Everything that a change must pass: lint, types, import order, and the CPU tests by tier.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+usage() {
+    cat <<EOF
+usage: scripts/test.sh [--long]
+
+  --long          also run soaks and long loops (no time budget)
+  PYTHON=python   build the virtual environment with this interpreter ($SUPPORTED)
+
+A tier over its time budget fails, unless others had the processor; see scripts/run_tiers.py.
+EOF
+}
+
+tiers=()
+for option in "$@"; do
+    case "$option" in
+        --long) tiers+=(--long) ;;
+        --gpu | --roce) die "$option: there are no tests of that tier yet" ;;
+        -h | --help) usage; exit 0 ;;
+        *) usage >&2; exit 1 ;;
+    esac
+done
+
+make_venv dev
+cd "$ROOT"
+
+# One BLAS thread: two collapse when something else runs beside them. OPENBLAS_CORETYPE stays as
+# it is: where a machine sets it, older BLAS builds need it.
+export OPENBLAS_NUM_THREADS=1
+export HF_HUB_OFFLINE=1
+
+failed=()
+check() {
+    local name=$1
+    shift
+    note "$name"
+    "$@" || failed+=("$name")
+}
+
+check "ruff check" "$PY" -m ruff check .
+check "ruff format" "$PY" -m ruff format --check .
+check "mypy" "$PY" -m mypy
+check "import order" "$VENV/bin/lint-imports" --no-logo
+check "tests" "$PY" scripts/run_tiers.py ${tiers[@]+"${tiers[@]}"}
+
+[ ${#failed[@]} -eq 0 ] || die "failed: $(printf '%s; ' "${failed[@]}")"
