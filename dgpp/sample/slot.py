@@ -1,0 +1,93 @@
+"""The sampler of one slot: from the rows of a step to the tokens it commits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dgpp.sample.logprobs import reportable, row_logprobs
+from dgpp.sample.pipeline import choose, choose_greedy
+from dgpp.sample.rng import uniform
+from dgpp.sample.rows import Rows
+from dgpp.sched.request import Submit
+from dgpp.sched.verdict import Finish, commit
+from dgpp.text.delta import RowLogprobs
+
+
+class SlotStep(NamedTuple):
+    """What one step committed for one choice; `logprobs` is empty or one entry a token."""
+
+    id: str
+    tokens: tuple[int, ...]
+    finish: Finish
+    logprobs: tuple[RowLogprobs, ...] = ()
+
+
+class SlotSampler:
+    """Draws for one choice, in a stream that depends on its seed and its own draws alone.
+
+    `draws` counts the random numbers consumed, `produced` the tokens committed.
+    """
+
+    __slots__ = ("_greedy", "_params", "_plain", "adjusted", "draws", "produced", "submit")
+
+    def __init__(self, submit: Submit) -> None:
+        params = submit.sampling
+        self.submit = submit
+        self.produced = 0
+        self.draws = 0
+        self.adjusted = params.penalised or bool(params.logit_bias)
+        self._params = params
+        self._greedy = params.greedy
+        # Greedy without logprobs: the first id says it all.
+        self._plain = params.greedy and params.logprobs < 0
+
+    def step(self, rows: Rows, start: int, end: int) -> SlotStep | int:
+        """Sample rows [start, end), the slot's own and its drafts', and commit.
+
+        Each row is sampled as plain decode would, with the next draw of the stream; the next row
+        counts only if the token sampled is the one that was fed there. So drafts change how many
+        tokens a step gives, never which. Returns a row's number, with nothing changed, where that
+        row is needed in full.
+        """
+        submit = self.submit
+        tokens: list[int] = []
+        logprobs: list[RowLogprobs] = []
+        first, drafts = rows.first, rows.drafts
+        stop_ids = submit.stop_ids
+        barren = False
+        last = min(end, start + submit.max_tokens - self.produced)
+        for row in range(start, last):
+            if self._plain and first[row] >= 0:
+                token = first[row]
+            else:
+                drawn = self._draw(rows, row, len(tokens))
+                if drawn is None:
+                    barren = rows.barren(row)
+                    if barren:
+                        break
+                    return row
+                token, reported = drawn
+                logprobs.extend(reported)
+            tokens.append(token)
+            if token != drafts[row] or token in stop_ids:
+                break
+        kept, finish = commit(tokens, self.produced, submit.max_tokens, stop_ids)
+        if barren and finish is Finish.NONE:
+            # The mask allows no continuation: what it constrains is complete.
+            finish = Finish.EOS
+        self.produced += len(kept)
+        if not self._greedy:
+            self.draws += len(kept)
+        return SlotStep(submit.id, kept, finish, tuple(logprobs))
+
+    def _draw(self, rows: Rows, row: int, ahead: int) -> tuple[int, tuple[RowLogprobs, ...]] | None:
+        """The token of `row`, `ahead` draws from now; None where its candidates do not decide."""
+        params = self._params
+        top = params.logprobs
+        u = 0.0 if self._greedy else uniform(self.submit.seed, self.draws + ahead)
+        for head in rows.heads(row, 1.0 if self._greedy else params.temperature):
+            choice = choose_greedy(head) if self._greedy else choose(params, head, u)
+            if choice is not None and reportable(head, choice, top):
+                token = int(head.ids[choice.rank])
+                return token, (() if top < 0 else (row_logprobs(head, choice, top),))
+        return None

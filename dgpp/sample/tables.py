@@ -1,0 +1,58 @@
+"""The sampler's side of the per-slot tables that engines apply to raw logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dgpp.sample.candidates import SlotTables
+from dgpp.sched.request import Submit
+
+
+def allocate_tables(slots: int, vocab_size: int, mask_rows: int = 1) -> SlotTables:
+    """Zeroed tables on this process's heap."""
+    words = -(-vocab_size // 32)
+    return SlotTables(
+        np.zeros((slots, vocab_size), np.int32),
+        np.zeros((slots, vocab_size), np.float32),
+        np.zeros((slots, mask_rows, words), np.uint32),
+        np.zeros(slots, np.int32),
+    )
+
+
+class TableWriter:
+    """Keeps `tables` true to the choices that hold the slots.
+
+    Rows of choices without penalties or bias are cleared only where a former holder wrote them.
+    """
+
+    __slots__ = ("_biased", "_counted", "tables")
+
+    def __init__(self, tables: SlotTables) -> None:
+        self.tables = tables
+        self._counted = [False] * len(tables.counts)
+        self._biased = [False] * len(tables.counts)
+
+    def open(self, slot: int, submit: Submit) -> None:
+        """`slot` now belongs to `submit`: its prompt's counts, its bias, no mask."""
+        tables, params = self.tables, submit.sampling
+        tables.masked[slot] = 0
+        if self._counted[slot]:
+            tables.counts[slot] = 0
+        self._counted[slot] = params.penalised
+        if params.penalised:
+            vocab = tables.counts.shape[1]
+            tables.counts[slot] = np.bincount(submit.prompt_ids, minlength=vocab)
+        if self._biased[slot]:
+            tables.bias[slot] = 0.0
+        self._biased[slot] = bool(params.logit_bias)
+        for token, bias in params.logit_bias:
+            tables.bias[slot, token] = bias
+
+    def count(self, slot: int, tokens: Sequence[int]) -> None:
+        """Add committed `tokens` where `slot` is penalised."""
+        if self._counted[slot]:
+            counts = self.tables.counts[slot]
+            for token in tokens:
+                counts[token] += 1

@@ -1,0 +1,80 @@
+"""What a choice needs of the machine, and whether it may enter the queue at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from dgpp.engine.base import EngineLimits
+from dgpp.sched.choice import Choice
+from dgpp.sched.request import Submit
+
+OVERLOADED = "overloaded"
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+
+
+def blocks_needed(limits: EngineLimits, prompt_tokens: int, max_tokens: int) -> int:
+    """Blocks of the whole footprint, prompt and answer. No engine writes beyond it."""
+    return -(-(prompt_tokens + max_tokens) // limits.block_tokens)
+
+
+def context_refusal(limits: EngineLimits, prompt_tokens: int, max_tokens: int) -> str | None:
+    """Why this many tokens can never fit, fit for the client; None where they can."""
+    asked = (
+        f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, "
+        f"{max_tokens} for the answer)"
+    )
+    if prompt_tokens + max_tokens > limits.position_ceiling:
+        return f"This model's context holds {limits.position_ceiling} tokens; you asked for {asked}"
+    if blocks_needed(limits, prompt_tokens, max_tokens) > limits.blocks:
+        held = limits.blocks * limits.block_tokens
+        return f"This server's cache holds {held} tokens; you asked for {asked}"
+    return None
+
+
+def request_of(choice_id: str) -> str:
+    """The request that choice `<request>-<k>` belongs to."""
+    return choice_id.rpartition("-")[0] or choice_id
+
+
+def groups(submits: Iterable[Submit]) -> list[list[Submit]]:
+    """The submits by request, both in arrival order."""
+    by_request: dict[str, list[Submit]] = {}
+    for submit in submits:
+        by_request.setdefault(request_of(submit.id), []).append(submit)
+    return list(by_request.values())
+
+
+class Door:
+    """Counts one tick's newcomers against the queue limit.
+
+    Choices that a free slot takes in this very tick do not count: with an empty queue the door
+    walks the newcomers in the order in which they will be admitted. Behind others all count.
+    """
+
+    __slots__ = ("_free_blocks", "_free_slots", "_limit", "_queued")
+
+    def __init__(self, limit: int, queued: int, free_slots: int, free_blocks: int) -> None:
+        self._limit = limit
+        self._queued = queued
+        self._free_slots = 0 if queued else free_slots
+        self._free_blocks = free_blocks
+
+    def accepts(self, group: Sequence[Choice]) -> bool:
+        """Whether all of `group` may enter; if so they are counted."""
+        queued, slots, blocks = self._queued, self._free_slots, self._free_blocks
+        for choice in group:
+            if slots and choice.need <= blocks:
+                slots -= 1
+                blocks -= choice.need
+            else:
+                queued += 1
+        if queued > self._limit:
+            return False
+        self._queued, self._free_slots, self._free_blocks = queued, slots, blocks
+        return True
+
+    def refusal(self) -> str:
+        return (
+            f"The server is overloaded: {self._queued} choices wait, the limit is "
+            f"{self._limit}. Try again later"
+        )

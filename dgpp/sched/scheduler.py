@@ -1,0 +1,340 @@
+"""The scheduler: a pure state machine from records and verdicts to plans, alike on every rank.
+
+No clock, no randomness, no unordered iteration: what it decides follows from the records alone.
+Nothing ever waits for something that waits for it. A choice holds its whole footprint from
+admission on, so every live choice advances in every step that has room for it and ends within
+its limit; and whenever nothing is live all blocks and slots are free, so the next in the queue,
+which the door let in because it fits the empty pool, is admitted.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dgpp.engine.base import EngineLimits
+from dgpp.errors import ConfigError
+from dgpp.sched.admission import (
+    CONTEXT_LENGTH_EXCEEDED,
+    OVERLOADED,
+    Door,
+    blocks_needed,
+    context_refusal,
+    groups,
+)
+from dgpp.sched.blocks import BlockPool
+from dgpp.sched.budgets import AUTO, resolve_budgets
+from dgpp.sched.choice import Choice, Phase
+from dgpp.sched.errors import StepOrderError, SubmitContractError, VerdictContractError
+from dgpp.sched.operations import OperationStream, Sink
+from dgpp.sched.outcomes import Admitted, Began, Outcome, Refused, Retired
+from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
+from dgpp.sched.reading import share_units
+from dgpp.sched.request import Record, Submit
+from dgpp.sched.slots import SlotPool
+from dgpp.sched.statistics import SchedulerStatistics
+from dgpp.sched.verdict import Finish, SlotVerdict, Verdict
+from dgpp.sched.waiting import WaitingQueue
+
+PRIORITIES = range(-100, 101)
+
+
+class Step(NamedTuple):
+    """What a tick decided: the plan (None where there is nothing to do) and what to tell whom."""
+
+    plan: Plan | None
+    outcomes: list[Outcome]
+
+
+class Scheduler:
+    """Admission, blocks, slots and plans for one engine.
+
+    `tick` and `apply` alternate: a plan must be answered by its verdict before the next tick.
+    Raises ConfigError where the settings do not fit the engine's limits.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        *,
+        queue_limit: int = 64,
+        prefill_budget_tokens: int = AUTO,
+        prefill_idle_budget_tokens: int = 0,
+        admission: str = "full",
+        operations_sink: Sink | None = None,
+    ) -> None:
+        if admission != "full":
+            raise ConfigError(f'engine.admission = "{admission}" is not supported; use "full"')
+        self.limits = limits
+        self.queue_limit = queue_limit
+        self.budgets = resolve_budgets(limits, prefill_budget_tokens, prefill_idle_budget_tokens)
+        self._operations = OperationStream(operations_sink)
+        self._pool = BlockPool(limits.blocks)
+        self._slots = SlotPool(limits.slots)
+        self._waiting = WaitingQueue()
+        self._live: dict[str, Choice] = {}
+        self._reading: list[Choice] = []
+        self._closing: list[int] = []
+        self._outstanding: Plan | None = None
+        # False while nothing has changed since an admission last found that nothing fits.
+        self._may_admit = False
+        self._turn = 0
+        self._steps = 0
+        self._submitted = 0
+        self._admitted = 0
+        self._refused = 0
+        self._retired = [0] * len(Finish)
+        self._prompt_tokens = 0
+        self._decode_rows = 0
+        self._tokens = 0
+
+    @property
+    def outstanding(self) -> Plan | None:
+        """The plan whose verdict is awaited."""
+        return self._outstanding
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a tick with an empty record would yield a plan (none being outstanding)."""
+        return bool(self._live or self._closing)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing queued, nothing running."""
+        return not self._live
+
+    def tick(self, record: Record) -> Step:
+        """Take in `record` and decide one step.
+
+        Order: cancels and stops in arrival order, newcomers, admission, prompts, decode. Ids
+        unknown to `cancels` and `stops` are ignored: their choice has ended already. Raises
+        StepOrderError or SubmitContractError, either before anything has changed.
+        """
+        if self._outstanding is not None:
+            raise StepOrderError(
+                f"scheduler: tick {record.tick} while step {self._outstanding.step} awaits its "
+                "verdict"
+            )
+        if record.submits:
+            self._check_submits(record.submits)
+        outcomes: list[Outcome] = []
+        if record.cancels or record.stops:
+            self._sweep(record, outcomes)
+        if record.submits:
+            self._take_in(record, outcomes)
+        opens = self._admit(outcomes)
+        holders = self._slots.holders
+        decodes = tuple(
+            DecodeRow(slot, c.prompt_tokens + c.produced - 1, c.last_token)
+            for slot, c in enumerate(holders)
+            if c is not None and c.phase is Phase.ACTIVE
+        )
+        prefills = self._read(busy=bool(decodes))
+        closes = tuple(self._closing)
+        self._closing.clear()
+        if closes or opens or prefills or decodes:
+            self._outstanding = Plan(self._steps, closes, opens, prefills, decodes)
+            self._steps += 1
+            self._decode_rows += len(decodes)
+        self._operations.fold()
+        return Step(self._outstanding, outcomes)
+
+    def apply(self, verdict: Verdict) -> list[Outcome]:
+        """Commit what the step decided; slots and blocks of finished choices are free at once.
+
+        Raises StepOrderError or VerdictContractError, either before anything has changed.
+        """
+        plan = self._outstanding
+        if plan is None or verdict.step != plan.step:
+            awaited = "none" if plan is None else f"step {plan.step}"
+            raise StepOrderError(
+                f"scheduler: verdict of step {verdict.step} came, awaited: {awaited}"
+            )
+        self._check_verdict(plan, verdict)
+        self._outstanding = None
+        outcomes: list[Outcome] = []
+        holders = self._slots.holders
+        for decided in verdict.slots:
+            choice = holders[decided.slot]
+            assert choice is not None
+            choice_id = choice.submit.id
+            for token in decided.tokens:
+                choice.produced += 1
+                self._operations.token(choice_id, token, choice.produced)
+                choice.last_token = token
+            self._tokens += len(decided.tokens)
+            if choice.phase is Phase.PREFILLING:
+                choice.phase = Phase.ACTIVE
+                self._reading.remove(choice)
+                outcomes.append(Began(choice_id, decided.slot))
+            if decided.finish is not Finish.NONE:
+                self._retire(choice, decided.finish, outcomes)
+        self._operations.fold()
+        return outcomes
+
+    def statistics(self) -> SchedulerStatistics:
+        """Levels and totals as they stand."""
+        return SchedulerStatistics(
+            active=self.limits.slots - self._slots.free - len(self._reading),
+            prefilling=len(self._reading),
+            queued=len(self._waiting),
+            slots=self.limits.slots,
+            blocks_in_use=self._pool.in_use,
+            blocks=self._pool.total,
+            steps=self._steps,
+            submitted=self._submitted,
+            admitted=self._admitted,
+            refused=self._refused,
+            retired=tuple(self._retired),
+            prompt_tokens=self._prompt_tokens,
+            decode_rows=self._decode_rows,
+            tokens=self._tokens,
+        )
+
+    def digest(self) -> int:
+        """The fold of every operation so far; ranks that agree have equal digests."""
+        return self._operations.digest()
+
+    def check(self) -> None:
+        """Raise a named error unless blocks in use are exactly those of the live choices."""
+        self._pool.check()
+        held = [b for c in self._slots.holders if c is not None for b in c.blocks]
+        assert len(held) == len(set(held)) == self._pool.in_use
+
+    def _check_submits(self, submits: tuple[Submit, ...]) -> None:
+        seen: set[str] = set()
+        for submit in submits:
+            fault = None
+            if submit.id in self._live or submit.id in seen:
+                fault = "its id is live already"
+            elif not submit.prompt or len(submit.prompt) % 4:
+                fault = f"its prompt of {len(submit.prompt)} bytes is not one or more u32 ids"
+            elif submit.max_tokens < 1:
+                fault = f"max_tokens {submit.max_tokens} is below 1"
+            elif submit.priority not in PRIORITIES:
+                fault = f"priority {submit.priority} is outside -100..100"
+            if fault is not None:
+                raise SubmitContractError(f"scheduler: submit {submit.id!r}: {fault}")
+            seen.add(submit.id)
+
+    def _check_verdict(self, plan: Plan, verdict: Verdict) -> None:
+        slots = [v.slot for v in verdict.slots]
+        if slots != plan.sampled_slots():
+            raise VerdictContractError(
+                f"scheduler: verdict of step {plan.step} decides slots {slots}, the plan samples "
+                f"{plan.sampled_slots()}"
+            )
+        for decided in verdict.slots:
+            choice = self._slots.holders[decided.slot]
+            assert choice is not None
+            self._check_tokens(choice, decided)
+
+    def _check_tokens(self, choice: Choice, decided: SlotVerdict) -> None:
+        left = choice.submit.max_tokens - choice.produced - len(decided.tokens)
+        if left < 0 or (decided.finish is Finish.NONE and (left == 0 or not decided.tokens)):
+            raise VerdictContractError(
+                f"scheduler: {choice.submit.id!r} in slot {decided.slot} has "
+                f"{choice.produced} of {choice.submit.max_tokens} tokens and got "
+                f"{len(decided.tokens)} with finish {decided.finish.name}"
+            )
+
+    def _sweep(self, record: Record, outcomes: list[Outcome]) -> None:
+        reasons = dict.fromkeys(record.stops, Finish.STOP)
+        reasons.update(dict.fromkeys(record.cancels, Finish.CANCELLED))
+        hit = [self._live[choice_id] for choice_id in reasons if choice_id in self._live]
+        for choice in sorted(hit, key=lambda c: c.arrival):
+            self._retire(choice, reasons[choice.submit.id], outcomes)
+
+    def _take_in(self, record: Record, outcomes: list[Outcome]) -> None:
+        first = self._submitted
+        self._submitted += len(record.submits)
+        arrival = {s.id: first + index for index, s in enumerate(record.submits)}
+        cancelled = set(record.cancels)
+        door = Door(self.queue_limit, len(self._waiting), self._slots.free, self._pool.free)
+        accepted: list[Choice] = []
+        # The order of admission, so that the door refuses those who would be served last.
+        for group in sorted(groups(record.submits), key=lambda g: -g[0].priority):
+            staying = [s for s in group if s.id not in cancelled]
+            for submit in group:
+                if submit.id in cancelled:
+                    self._end(submit.id, Finish.CANCELLED, 0, outcomes)
+            choices = [self._choice(s, arrival[s.id]) for s in staying]
+            refusal = self._refusal(choices, door)
+            if refusal is None:
+                accepted.extend(choices)
+            else:
+                self._refused += len(staying)
+                outcomes.extend(Refused(s.id, *refusal) for s in staying)
+        for choice in sorted(accepted, key=lambda c: c.arrival):
+            self._live[choice.submit.id] = choice
+            self._waiting.add(choice)
+            self._may_admit = True
+
+    def _choice(self, submit: Submit, arrival: int) -> Choice:
+        tokens = submit.prompt_tokens
+        return Choice(
+            submit, arrival, tokens, blocks_needed(self.limits, tokens, submit.max_tokens)
+        )
+
+    def _refusal(self, choices: list[Choice], door: Door) -> tuple[str, str] | None:
+        for choice in choices:
+            message = context_refusal(self.limits, choice.prompt_tokens, choice.submit.max_tokens)
+            if message is not None:
+                return CONTEXT_LENGTH_EXCEEDED, message
+        return None if door.accepts(choices) else (OVERLOADED, door.refusal())
+
+    def _admit(self, outcomes: list[Outcome]) -> tuple[Open, ...]:
+        opens: list[Open] = []
+        while self._may_admit and self._slots.free:
+            choice = self._waiting.pick(self._pool.free)
+            if choice is None:
+                self._may_admit = False
+                break
+            self._waiting.admit(choice)
+            choice.blocks = self._pool.reserve(choice.need)
+            choice.slot = self._slots.take(choice)
+            choice.phase = Phase.PREFILLING
+            self._reading.append(choice)
+            self._admitted += 1
+            opens.append(Open(choice.slot, choice.submit, choice.blocks))
+            outcomes.append(
+                Admitted(choice.submit.id, choice.slot, choice.prompt_tokens, 0, choice.need)
+            )
+        return tuple(opens)
+
+    def _read(self, *, busy: bool) -> tuple[PrefillChunk, ...]:
+        reading = self._reading
+        if not reading:
+            return ()
+        align = self.limits.chunk_align
+        budget = self.budgets.busy if busy else self.budgets.idle
+        needs = [-(-(c.prompt_tokens - c.read) // align) for c in reading]
+        chunks: list[PrefillChunk] = []
+        for choice, units in zip(
+            reading, share_units(needs, budget // align, self._turn), strict=True
+        ):
+            if units:
+                count = min(units * align, choice.prompt_tokens - choice.read)
+                last = choice.read + count == choice.prompt_tokens
+                chunks.append(PrefillChunk(choice.slot, choice.read, count, last))
+                choice.read += count
+                self._prompt_tokens += count
+        self._turn += 1
+        return tuple(chunks)
+
+    def _retire(self, choice: Choice, reason: Finish, outcomes: list[Outcome]) -> None:
+        del self._live[choice.submit.id]
+        if choice.phase is Phase.QUEUED:
+            self._waiting.remove(choice)
+        else:
+            if choice.phase is Phase.PREFILLING:
+                self._reading.remove(choice)
+            self._pool.release(choice.blocks)
+            self._slots.release(choice.slot)
+            self._closing.append(choice.slot)
+        self._may_admit = True
+        self._end(choice.submit.id, reason, choice.produced, outcomes)
+
+    def _end(self, choice_id: str, reason: Finish, produced: int, outcomes: list[Outcome]) -> None:
+        self._retired[reason] += 1
+        self._operations.retire(choice_id, reason, produced)
+        outcomes.append(Retired(choice_id, reason, produced))
