@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 # Noncharacters first: no sound text holds them. Then a private plane, for text that is not sound.
 _CANDIDATES = [*range(0xFDD0, 0xFDF0), *range(0xF0000, 0xFFFFE)]
@@ -74,16 +75,17 @@ class ControlGuard:
 
     def mark(self, text: str, sentinel: str) -> str:
         """`text` with a sentinel before each control token and each possible part of one."""
-        marked = self._starts.sub(lambda found: sentinel + found.group(), text)
         size = min(len(text), self._longest - 1)
-        head = next((cut for cut in range(size, 0, -1) if text[-cut:] in self._heads), 0)
-        if head:
-            marked = f"{marked[: len(marked) - head]}{sentinel}{text[-head:]}"
-        if any(text[:cut] in self._tails for cut in range(size, 0, -1)) or (
+        places = {found.start() for found in self._starts.finditer(text)}
+        places |= {len(text) - cut for cut in range(1, size + 1) if text[-cut:] in self._heads}
+        if any(text[:cut] in self._tails for cut in range(1, size + 1)) or (
             text and len(text) < self._longest and text in self._joined
         ):
-            marked = sentinel + marked
-        return marked
+            places.add(0)
+        if not places:
+            return text
+        cuts = [0, *sorted(places), len(text)]
+        return sentinel.join(text[low:high] for low, high in pairwise(cuts))
 
     def split(self, rendered: str, sentinel: str | None) -> Iterator[str | int]:
         """Plain text and control ids in order; marks are taken out of the text."""

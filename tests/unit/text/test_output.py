@@ -86,9 +86,7 @@ def test_without_stops_the_text_is_the_librarys_decode(
     assert answer.finishes == ("length",)
 
 
-@given(
-    st.lists(letters, min_size=1, max_size=8).map("".join), stops, st.lists(st.integers(1, 8))
-)
+@given(st.lists(letters, min_size=1, max_size=8).map("".join), stops, st.lists(st.integers(1, 8)))
 def test_stop_cuts_text_logprobs_and_usage(
     codec: TextCodec, text: str, stop: list[str], cuts: list[int]
 ) -> None:
