@@ -1,0 +1,127 @@
+"""Rules between keys, and the refusal of keys whose feature this version does not serve."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from dgpp.config.check import Reader
+from dgpp.config.engine_settings import EngineSettings
+from dgpp.config.key import Field, fields
+from dgpp.config.settings import Settings
+from dgpp.config.site import NODE_KEYS, check_node_env
+from dgpp.errors import ConfigError
+
+
+def check_constraints(settings: Settings, reader: Reader) -> None:
+    """Raise ConfigError naming the first key that contradicts another one."""
+    _check_world(settings, reader)
+    _check_ports(settings, reader)
+    _check_backend(settings.engine, reader)
+    _check_drafts(settings.engine, reader)
+    _check_prefill(settings.engine, reader)
+    if bool(settings.http.tls_cert) != bool(settings.http.tls_key):
+        missing = "http.tls_key" if settings.http.tls_cert else "http.tls_cert"
+        reader.fail(missing, "required, tls_cert and tls_key go together")
+
+
+def _check_world(settings: Settings, reader: Reader) -> None:
+    nodes = settings.nodes
+    if not nodes:
+        reader.fail("nodes", "expected at least one node")
+    if set(nodes) != {"localhost"}:
+        for node, times in Counter(nodes).items():
+            if times > 1:
+                reader.fail("nodes", f"{node} is listed twice")
+    if settings.node_env and len(settings.node_env) != len(nodes):
+        reader.fail(
+            "node_env", f"expected one entry per node, {len(settings.node_env)} for {len(nodes)}"
+        )
+    for index, entries in enumerate(settings.node_env):
+        check_node_env(reader, f"node_env[{index}]", entries, NODE_KEYS)
+    if settings.engine.dflash_model and settings.world_size > 1:
+        _needs(settings.engine.decode_graph, reader, "dflash_model", "decode_graph in a world")
+
+
+def _check_ports(settings: Settings, reader: Reader) -> None:
+    ports = settings.ports
+    taken = {"ports.fabric": ports.fabric, "ports.journal": ports.journal}
+    if settings.world_size > 1:
+        taken["http.port"] = settings.http.port
+    if ports.metrics:
+        taken["ports.metrics"] = ports.metrics
+    seen: dict[int, str] = {}
+    for path, port in taken.items():
+        if port in seen:
+            reader.fail(path, f"must differ from {seen[port]}, both are {port}")
+        seen[port] = path
+
+
+def _needs(met: bool, reader: Reader, key: str, other: str) -> None:
+    if not met:
+        reader.fail(f"engine.{key}", f"needs engine.{other}")
+
+
+def _check_backend(engine: EngineSettings, reader: Reader) -> None:
+    scripted = engine.backend == "scripted"
+    _needs(scripted or not engine.script, reader, "script", "backend scripted")
+    _needs(scripted or not engine.step_ms, reader, "step_ms", "backend scripted")
+    if engine.graph_batch_min_live > engine.max_concurrency:
+        reader.fail(
+            "engine.graph_batch_min_live",
+            f"at most engine.max_concurrency ({engine.max_concurrency}), "
+            f"got {engine.graph_batch_min_live}",
+        )
+    fp8 = engine.dense_weights == "fp8"
+    _needs(fp8 or engine.fp8_head != "mma", reader, "fp8_head", "dense_weights fp8")
+    _needs(fp8 or not engine.prefill_fp8_gemm, reader, "prefill_fp8_gemm", "dense_weights fp8")
+
+
+def _check_drafts(engine: EngineSettings, reader: Reader) -> None:
+    drafter = bool(engine.dflash_model)
+    _needs(engine.mtp or engine.mtp_depth == 1, reader, "mtp_depth", "mtp")
+    if drafter and engine.mtp:
+        reader.fail("engine.dflash_model", "needs engine.mtp off")
+    if engine.mtp_schedule:
+        _needs(engine.decode_graph, reader, "mtp_schedule", "decode_graph")
+        _needs(engine.mtp or drafter, reader, "mtp_schedule", "mtp or engine.dflash_model")
+        if engine.dflash_batch_rows:
+            reader.fail("engine.dflash_batch_rows", "excludes engine.mtp_schedule")
+    if engine.mtp_schedule_min_depth > engine.mtp_depth and not drafter:
+        reader.fail(
+            "engine.mtp_schedule_min_depth",
+            f"at most engine.mtp_depth ({engine.mtp_depth}), got {engine.mtp_schedule_min_depth}",
+        )
+
+
+def _check_prefill(engine: EngineSettings, reader: Reader) -> None:
+    busy, idle = engine.prefill_budget_tokens, engine.prefill_idle_budget_tokens
+    if idle and busy == 0:
+        reader.fail("engine.prefill_idle_budget_tokens", "needs engine.prefill_budget_tokens")
+    if 0 < idle < busy:
+        reader.fail(
+            "engine.prefill_idle_budget_tokens",
+            f"at least engine.prefill_budget_tokens ({busy}), got {idle}",
+        )
+
+
+def _unsupported(section: msgspec.Struct, table: dict[str, Field]) -> Iterator[str]:
+    for name, field in table.items():
+        value = getattr(section, name)
+        if isinstance(value, msgspec.Struct) and not field.optional:
+            yield from _unsupported(value, fields(type(value), field.path))
+        elif field.key.now is not None and value not in (field.default, *field.key.now):
+            yield field.path
+
+
+def unsupported_keys(settings: Settings) -> list[str]:
+    """Paths of the keys that ask for something this version does not serve."""
+    keys = list(_unsupported(settings, fields(Settings)))
+    return (["world_size"] if settings.world_size > 1 else []) + keys
+
+
+def refuse_unsupported(settings: Settings) -> None:
+    """Raise ConfigError "not supported yet: KEY, ..." where a key asks for a later feature."""
+    keys = unsupported_keys(settings)
+    if keys:
+        raise ConfigError("not supported yet: " + ", ".join(keys))

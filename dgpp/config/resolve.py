@@ -1,0 +1,175 @@
+"""From a deployment file, the site and the command line to one `Settings`, and back to JSON."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dgpp.config.check import Reader
+from dgpp.config.constraints import check_constraints
+from dgpp.config.document import Override, overlay, parse_document
+from dgpp.config.key import Field, fields
+from dgpp.config.settings import Settings
+from dgpp.config.site import NODE_KEYS, SiteSettings, load_site
+from dgpp.errors import ConfigError
+
+_SITE_ONLY = {
+    "ssh_user": "DGPP_SSH_USER",
+    "node_env": "DGPP_NODE_OVERRIDES",
+    "ports.http": "DGPP_HTTP_PORT",
+    "ports.fabric": "DGPP_FABRIC_PORT",
+    "ports.journal": "DGPP_JOURNAL_PORT",
+    "paths.log_dir": "DGPP_LOG_DIR",
+    "paths.stage_dir": "DGPP_STAGE_DIR",
+    "paths.release_dir": "DGPP_RELEASE_DIR",
+}
+"""What only a resolved file (one with `nodes`) may hold, and the site key to use instead."""
+
+
+def _at(document: Mapping[str, Any], path: str) -> Any:
+    section, _, name = path.rpartition(".")
+    inner = document.get(section) if section else document
+    return inner.get(name) if isinstance(inner, dict) else None
+
+
+def _check_form(document: Mapping[str, Any], reader: Reader) -> None:
+    """A deployment file has world_size, a resolved one has nodes; site keys stay in the site."""
+    if "nodes" in document:
+        if "world_size" in document:
+            reader.fail("nodes", "excludes world_size; move it to .env as DGPP_NODES")
+        return
+    for path, variable in _SITE_ONLY.items():
+        if _at(document, path) is not None:
+            reader.fail(path, f"a site setting; move it to .env as {variable}")
+
+
+def _fill(document: dict[str, Any], path: str, value: Any, *, force: bool = False) -> None:
+    section, _, name = path.partition(".")
+    inner = document.setdefault(section, {})
+    if value and (force or name not in inner):
+        inner[name] = value
+
+
+def _with_site(document: dict[str, Any], site: SiteSettings) -> None:
+    """Site values where the file is silent; a deployment file's resident cache gives way too."""
+    _fill(document, "http.bind_host", site.DGPP_HTTP_BIND)
+    _fill(document, "http.port", _at(document, "ports.http") or site.DGPP_HTTP_PORT)
+    _fill(document, "ports.fabric", site.DGPP_FABRIC_PORT)
+    _fill(document, "ports.journal", site.DGPP_JOURNAL_PORT)
+    _fill(document, "paths.log_dir", site.DGPP_LOG_DIR)
+    _fill(document, "paths.stage_dir", site.DGPP_STAGE_DIR)
+    _fill(document, "paths.release_dir", site.DGPP_RELEASE_DIR)
+    _fill(
+        document,
+        "paths.resident_cache",
+        site.DGPP_RESIDENT_CACHE_DIR,
+        force="nodes" not in document,
+    )
+    if site.DGPP_SSH_USER:
+        document.setdefault("ssh_user", site.DGPP_SSH_USER)
+
+
+def _nodes(settings: Settings, site: SiteSettings, reader: Reader) -> tuple[str, ...]:
+    world = settings.world_size
+    if not site.DGPP_NODES:
+        return ("localhost",) * world
+    if len(site.DGPP_NODES) < world:
+        reader.fail("world_size", f"{world} ranks, but DGPP_NODES has {len(site.DGPP_NODES)} nodes")
+    return site.DGPP_NODES[:world]
+
+
+def _node_env(nodes: tuple[str, ...], site: SiteSettings) -> tuple[dict[str, str], ...]:
+    hub = site.HF_HUB_CACHE or (f"{site.HF_HOME.rstrip('/')}/hub" if site.HF_HOME else "")
+    common = {
+        "DGPP_ROCE_DEVICES": " ".join(site.DGPP_ROCE_DEVICES),
+        "DGPP_ROCE_GID_INDICES": " ".join(site.DGPP_ROCE_GID_INDICES),
+        "HF_HUB_CACHE": hub,
+        "DGPP_RESIDENT_CACHE_DIR": site.DGPP_RESIDENT_CACHE_DIR,
+    }
+    entries = []
+    for node in nodes:
+        merged = common | site.DGPP_NODE_OVERRIDES.get(node, {})
+        entries.append({name: merged[name] for name in NODE_KEYS if merged.get(name)})
+    return tuple(entries) if any(entries) else ()
+
+
+def resolve(
+    document: Mapping[str, Any],
+    source: str,
+    *,
+    site: SiteSettings,
+    overrides: Sequence[Override] = (),
+) -> Settings:
+    """One Settings: overrides over the file over the site over the defaults.
+
+    `document` is a deployment file (world_size) or a resolved one (nodes). Raises ConfigError
+    "cluster config `source`: KEY: ...".
+    """
+    reader = Reader(f"cluster config {source}")
+    reader.section(Settings, document)
+    _check_form(document, reader)
+    resolved_form = "nodes" in document
+    merged = overlay(document, ())
+    _with_site(merged, site)
+    merged = overlay(merged, overrides)
+    settings = reader.section(Settings, merged)
+    if "nodes" in merged:
+        if "world_size" in merged and settings.world_size != len(settings.nodes):
+            reader.fail("world_size", f"is {settings.world_size} for {len(settings.nodes)} nodes")
+        settings = msgspec.structs.replace(settings, world_size=len(settings.nodes))
+    else:
+        settings = msgspec.structs.replace(settings, nodes=_nodes(settings, site, reader))
+    if not resolved_form and not settings.node_env:
+        settings = msgspec.structs.replace(settings, node_env=_node_env(settings.nodes, site))
+    ports = msgspec.structs.replace(settings.ports, http=settings.http.port)
+    settings = msgspec.structs.replace(settings, ports=ports)
+    check_constraints(settings, reader)
+    return settings
+
+
+def load(
+    path: Path,
+    *,
+    overrides: Sequence[Override] = (),
+    environ: Mapping[str, str],
+    directories: tuple[Path, ...] = (),
+) -> Settings:
+    """Settings of the deployment file at `path`; `.env` is looked for in `directories`."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cluster config {path}: cannot be read: {error.strerror}") from None
+    site = load_site(environ, directories)
+    document = parse_document(data, str(path))
+    return resolve(document, str(path), site=site, overrides=overrides)
+
+
+def to_document(settings: Settings) -> dict[str, Any]:
+    """The resolved JSON of `settings`; reading it back gives equal settings on any machine."""
+    return _values(settings, fields(Settings), lambda field: field.path != "world_size")
+
+
+def digest(settings: Settings) -> str:
+    """16 hex digits over every key that all ranks must agree on.
+
+    The HTTP port, the connection cap, sampling defaults, nodes and local paths stay out.
+    """
+    shared = _values(settings, fields(Settings), lambda field: field.key.shared)
+    encoded = msgspec.json.encode(shared, order="sorted")
+    return hashlib.sha256(encoded).hexdigest()[:16]
+
+
+def _values(
+    section: msgspec.Struct, table: dict[str, Field], wanted: Callable[[Field], bool]
+) -> dict[str, Any]:
+    """The wanted keys of a section as JSON values, without those that are null."""
+    values: dict[str, Any] = {}
+    for name, field in table.items():
+        value = getattr(section, name)
+        if isinstance(value, msgspec.Struct):
+            values[name] = _values(value, fields(type(value), field.path), wanted)
+        elif value is not None and wanted(field):
+            values[name] = list(value) if isinstance(value, tuple) else value
+    return values
