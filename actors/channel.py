@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.errors import ArraysError, MessageTypeError, RingCorruptError
-from actors.ring import RingReader, RingStatistics, RingWriter
+from actors.ring import RingReader, RingStatistics, RingWriter, Wake
 from actors.slots import Arrays, Packing, SlotReader, SlotWriter
 from actors.topology import ChannelSpec, message_types
 
@@ -148,3 +148,24 @@ class Receiver:
     def statistics(self) -> ChannelStatistics:
         free = self._slots.free() if self._slots else 0
         return ChannelStatistics(self.ring.statistics(), 0, free)
+
+
+def open_sender(
+    spec: ChannelSpec, ring: memoryview, slots: memoryview | None, wake_target: Wake
+) -> Sender:
+    """The producer's end over formatted ring memory and the pool's (None: no slots)."""
+    writer = RingWriter(ring, spec.name, wake_target)
+    if slots is None:
+        return Sender(spec, writer, None)
+    return Sender(spec, writer, SlotWriter(slots, spec.name, spec.slot_bytes, spec.slots))
+
+
+def open_receiver(
+    spec: ChannelSpec, ring: memoryview, slots: memoryview | None, wake_source: Wake
+) -> Receiver:
+    """The consumer's end of the same memory."""
+    reader = RingReader(ring, spec.name, wake_source)
+    if slots is None:
+        return Receiver(spec, reader, None)
+    pool = SlotReader(slots, spec.name, spec.slot_bytes, spec.slots, wake_source)
+    return Receiver(spec, reader, pool)

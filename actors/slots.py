@@ -75,9 +75,7 @@ def plan_packing(channel: str, slot_bytes: int, arrays: Sequence[npt.NDArray[Any
 
 
 class _SlotsEnd:
-    def __init__(
-        self, memory: memoryview, channel: str, slot_bytes: int, slots: int, wake: Wake
-    ) -> None:
+    def __init__(self, memory: memoryview, channel: str, slot_bytes: int, slots: int) -> None:
         self.channel = channel
         self.slot_bytes = slot_bytes
         self.slots = slots
@@ -85,7 +83,6 @@ class _SlotsEnd:
         self._waiting = slots * _WORDS_PER_LINE
         self._stride = _aligned(slot_bytes)
         self._data = memory[_LINE * (slots + 1) :]
-        self._wake = wake
 
     def free(self) -> int:
         """Slots that nobody uses."""
@@ -95,10 +92,8 @@ class _SlotsEnd:
 class SlotWriter(_SlotsEnd):
     """The producer's end."""
 
-    def __init__(
-        self, memory: memoryview, channel: str, slot_bytes: int, slots: int, wake: Wake
-    ) -> None:
-        super().__init__(memory, channel, slot_bytes, slots, wake)
+    def __init__(self, memory: memoryview, channel: str, slot_bytes: int, slots: int) -> None:
+        super().__init__(memory, channel, slot_bytes, slots)
         self._next = 0
         self.full_waits = 0
 
@@ -139,7 +134,13 @@ class SlotWriter(_SlotsEnd):
 
 
 class SlotReader(_SlotsEnd):
-    """The consumer's end."""
+    """The consumer's end. `wake` wakes a producer that waits for a slot."""
+
+    def __init__(
+        self, memory: memoryview, channel: str, slot_bytes: int, slots: int, wake: Wake
+    ) -> None:
+        super().__init__(memory, channel, slot_bytes, slots)
+        self._wake = wake
 
     def views(self, slot: int) -> tuple[npt.NDArray[Any], ...]:
         """The arrays of `slot`, in place and read-only. Raises RingCorruptError for nonsense."""

@@ -1,0 +1,177 @@
+"""Delivers an actor's inbound messages: in order, fairly over its channels, one at a time.
+
+One doorbell per actor: peers ring it for a new frame and for new room alike. It leads to one
+round, straight from the loop's callback: first what this actor could not send, then up to `_BATCH`
+messages of each channel; the rest of a longer backlog follows in later turns of the loop, so that
+sockets and timers get theirs.
+
+An actor takes no input while it has unsent output, nor while an async handler runs. So what waits
+unsent is bounded by what one handler posts, and a stream of work presses back to its source.
+Channels declared `always_drain` are exempt: where two actors feed each other, one of them must
+always read, or both wait for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from actors.channel import Arrays, Receiver, Sender
+from actors.errors import ChannelError
+from actors.fence import full_fence
+
+_BATCH = 8
+
+
+class Deliver(Protocol):
+    """An actor's `receive`."""
+
+    def __call__(self, channel: str, message: Any, arrays: Arrays, /) -> Awaitable[None] | None: ...
+
+
+class Dispatcher:
+    """Joins one actor's receivers, senders and handler on one loop.
+
+    `on_failure` hears the first error of a handler or channel, after which nothing is delivered.
+    `spin_ns`: how long to poll before sleeping (0 where the clock is not the machine's).
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        deliver: Deliver,
+        receivers: Sequence[Receiver],
+        senders: Sequence[Sender],
+        on_failure: Callable[[BaseException], object],
+        spin_ns: int = 0,
+    ) -> None:
+        self._loop = loop
+        self._deliver = deliver
+        self._receivers = list(receivers)
+        self._senders = list(senders)
+        self._on_failure = on_failure
+        self._spin_ns = spin_ns
+        self._scheduled = False
+        self._open = False
+        self._handler: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Start delivering; what arrived before waits in the rings."""
+        self._open = True
+        self._schedule()
+
+    def close(self) -> None:
+        """Deliver nothing more; cancels a running async handler."""
+        self._open = False
+        if self._handler is not None:
+            self._handler.cancel()
+
+    def ring_doorbell(self) -> None:
+        """A peer sent something or made room."""
+        if self._open and not self._scheduled:
+            self._round()
+
+    def schedule(self) -> None:
+        """As `ring_doorbell`, from another actor's turn on the same loop."""
+        if self._open:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self._open:
+            self._round()
+
+    def _round(self) -> None:
+        try:
+            for sender in self._senders:
+                if sender.congested:
+                    sender.flush()
+            for receiver in self._receivers:
+                receiver.ring.set_asleep(False)
+            backlog = False
+            for receiver in tuple(self._receivers):
+                delivered = self._drain(receiver)
+                if delivered:
+                    # Who was served last is asked last: a handler that blocks after each message
+                    # (congestion, awaiting) must not leave the same channel first for ever.
+                    self._receivers.remove(receiver)
+                    self._receivers.append(receiver)
+                backlog |= delivered == _BATCH
+            if self._open and (backlog or self._found_while_falling_asleep()):
+                self._schedule()
+        except Exception as error:  # noqa: BLE001 - any failure of an actor ends the world
+            self._fail(error)
+
+    def _drain(self, receiver: Receiver) -> int:
+        """Deliver up to a batch; returns how many."""
+        for delivered in range(_BATCH):
+            if not self._takes(receiver):
+                return delivered
+            taken = receiver.take()
+            if taken is None:
+                return delivered
+            self._handle(receiver, *taken)
+        return _BATCH
+
+    def _takes(self, receiver: Receiver) -> bool:
+        if receiver.spec.always_drain:
+            return self._open
+        if self._handler is not None or not self._open:
+            return False
+        return not any([sender.congested for sender in self._senders])  # noqa: C419 - faster
+
+    def _handle(self, receiver: Receiver, message: Any, arrays: Arrays) -> None:
+        pending = self._deliver(receiver.name, message, arrays)
+        if pending is None:
+            if len(arrays) and not arrays.retained:
+                arrays.release()
+            return
+        if receiver.spec.always_drain:
+            asyncio.ensure_future(pending, loop=self._loop).cancel()
+            raise ChannelError(
+                f"channel {receiver.name} is always drained: its handler returned an awaitable"
+            )
+        self._handler = self._loop.create_task(self._complete(pending, arrays))
+
+    async def _complete(self, pending: Awaitable[None], arrays: Arrays) -> None:
+        try:
+            await pending
+        except Exception as error:  # noqa: BLE001 - any failure of an actor ends the world
+            self._fail(error)
+            return
+        if not arrays.retained:
+            arrays.release()
+        self._handler = None
+        self.schedule()
+
+    def _found_while_falling_asleep(self) -> bool:
+        """Set the sleep flags of what may be delivered, then look once more (see ring.py)."""
+        waiting = [receiver.ring for receiver in self._receivers if self._takes(receiver)]
+        if not waiting or self._spin(waiting):
+            return bool(waiting)
+        for ring in waiting:
+            ring.set_asleep(True)
+        full_fence()
+        return any(ring.ready() for ring in waiting)
+
+    def _spin(self, rings: Sequence[Any]) -> bool:
+        if not self._spin_ns:
+            return False
+        end = time.perf_counter_ns() + self._spin_ns
+        while time.perf_counter_ns() < end:
+            for ring in rings:
+                if ring.ready():
+                    return True
+        return False
+
+    def _fail(self, error: BaseException) -> None:
+        self._open = False
+        self._on_failure(error)

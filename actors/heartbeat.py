@@ -1,0 +1,95 @@
+"""Liveness: every process bumps a shared word from a thread, and others watch it.
+
+A process that is stopped, or whose interpreter is held for seconds, is as useless as a dead one
+but has no exit to report. Watchers count their own looks, not time: when the whole machine pauses,
+no watcher looks, and nobody is accused afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+BEAT_S = 0.1
+_WORDS_PER_LINE = 8
+
+SUPERVISOR = 0
+
+
+def heartbeat_bytes(processes: int) -> int:
+    """Size of the page for the supervisor (index 0) and its children (1 ...)."""
+    return 64 * (processes + 1)
+
+
+class HeartbeatPage:
+    """The words of all processes, each alone in its 64-byte line."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory.cast("B").cast("Q")
+
+    def beat(self, index: int) -> None:
+        self._words[index * _WORDS_PER_LINE] += 1
+
+    def read(self, index: int) -> int:
+        return self._words[index * _WORDS_PER_LINE]
+
+
+class HeartbeatWatch:
+    """Looks at one word every `BEAT_S`; says for how many seconds of looks it stood still."""
+
+    def __init__(self, page: HeartbeatPage, index: int) -> None:
+        self._page = page
+        self._index = index
+        self._seen = page.read(index)
+        self._still = 0
+
+    def look(self) -> float:
+        """To be called once per `BEAT_S`. Returns the seconds without a beat so far."""
+        seen = self._page.read(self._index)
+        self._still = 0 if seen != self._seen else self._still + 1
+        self._seen = seen
+        return self._still * BEAT_S
+
+
+class Heartbeat:
+    """The daemon thread that bumps one word, and calls `watch` each time if there is one."""
+
+    def __init__(
+        self, page: HeartbeatPage, index: int, watch: Callable[[], object] | None = None
+    ) -> None:
+        self._page = page
+        self._index = index
+        self._watch = watch
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._page.beat(self._index)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            self._page.beat(self._index)
+            if self._watch is not None:
+                self._watch()
+
+
+def end_with_supervisor(page: HeartbeatPage, who: str, limit_s: float) -> Callable[[], None]:
+    """A watch for children: ends this process when the supervisor stands still for `limit_s`.
+
+    `os._exit` and a raw write: the rest of the process may hold any lock.
+    """
+    watch = HeartbeatWatch(page, SUPERVISOR)
+    last_words = f"{who}: the supervisor stopped responding\n".encode()
+
+    def look() -> None:
+        if watch.look() > limit_s:
+            os.write(2, last_words)
+            os._exit(2)
+
+    return look

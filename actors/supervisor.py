@@ -1,0 +1,197 @@
+"""The life of a world: start, serve, drain, stop; or fail. The same for every placement.
+
+One for all: there is no restart inside. Whoever dies, the world ends with that cause, and whatever
+started it may start it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import msgspec
+
+_log = logging.getLogger("dgpp.supervisor")
+
+ENGINE_FAILURE = "engine_failure"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds.
+
+    `drain_timeout_s`: engine.drain_timeout_s. `start_timeout_s`: None waits for ever. `stall_s`:
+    a serving process without heart-beat for so long counts as dead. `start_stall_s`: the same
+    while it loads. `supervisor_stall_s`: children end themselves after so long without the
+    supervisor's beat. `grace_s`: what a role that faces clients gets to answer them after a
+    failure. `end_s`: a failed world is gone this long after the failure, which shortens the grace
+    where noticing took time. `watchdog_s`: the process exits by force so long after the drain
+    timeout.
+    """
+
+    drain_timeout_s: float = 30.0
+    start_timeout_s: float | None = None
+    stall_s: float = 2.0
+    start_stall_s: float = 60.0
+    supervisor_stall_s: float = 2.5
+    grace_s: float = 1.5
+    end_s: float = 2.7
+    watchdog_s: float = 30.0
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why the world ends, what to exit with, and how long ago it happened."""
+
+    cause: str
+    exit_status: int
+    age_s: float = 0.0
+
+
+class World(Protocol):
+    """The actors of one rank in one placement. `failure` is set once, by whatever breaks first."""
+
+    failure: asyncio.Future[Failure]
+
+    async def start(self) -> None:
+        """Returns when every actor serves."""
+
+    async def drain(self, timeout_s: float) -> None:
+        """Returns when the roles that face clients have answered them."""
+
+    async def stop(self) -> None:
+        """Stops all in reverse order, each within its time."""
+
+    async def fail(self, cause: str, code: str, grace_s: float) -> None:
+        """End everything but the roles that face clients; those get `grace_s` to tell them."""
+
+    async def kill(self) -> None:
+        """Returns when nothing is left; every fd is closed."""
+
+
+class Supervisor:
+    """Runs one world to its end on the current loop, in the main thread."""
+
+    def __init__(
+        self,
+        world: World,
+        settings: Settings,
+        on_ready: Callable[[], object],
+    ) -> None:
+        self._world = world
+        self._settings = settings
+        self._on_ready = on_ready
+        self._loop = asyncio.get_running_loop()
+        self._first_signal: asyncio.Future[int] = self._loop.create_future()
+        self._second_signal: asyncio.Future[int] = self._loop.create_future()
+
+    async def run(self) -> int:
+        """Returns the exit status: 0 orderly, 1 failed to start, 2 failed or forced."""
+        for number in _SIGNALS:
+            self._loop.add_signal_handler(number, self._signalled, number)
+        try:
+            return await self._live()
+        finally:
+            await self._world.kill()
+            for number in _SIGNALS:
+                self._loop.remove_signal_handler(number)
+
+    async def _live(self) -> int:
+        done = await self._until(
+            self._world.start(), self._first_signal, timeout_s=self._settings.start_timeout_s
+        )
+        if self._world.failure.done():
+            return await self._failed(self._world.failure.result(), ready=False)
+        if self._first_signal.done():
+            _log.info("stopped by signal %d before it was ready", self._first_signal.result())
+            return 0
+        if not done:
+            limit = f"start_timeout_s {self._settings.start_timeout_s:g}"
+            return await self._failed(Failure(f"not ready within {limit}", 1), ready=False)
+        self._on_ready()
+        await self._until(None, self._first_signal)
+        if self._world.failure.done():
+            return await self._failed(self._world.failure.result(), ready=True)
+        return await self._shut_down()
+
+    async def _shut_down(self) -> int:
+        timeout_s = self._settings.drain_timeout_s
+        _log.info("signal %d: draining up to %g s", self._first_signal.result(), timeout_s)
+        watchdog = _watchdog(timeout_s + self._settings.watchdog_s)
+        try:
+            drained = await self._until(
+                self._world.drain(timeout_s), self._second_signal, timeout_s=timeout_s
+            )
+            if not drained and not self._interrupted():
+                _log.warning("not drained within %g s", timeout_s)
+            if not self._interrupted():
+                await self._until(self._world.stop(), self._second_signal)
+            if self._second_signal.done():
+                _log.error("second signal: killed")
+                return 2
+            if self._world.failure.done():
+                return await self._failed(self._world.failure.result(), ready=True)
+            return 0
+        finally:
+            watchdog.cancel()
+
+    async def _failed(self, failure: Failure, *, ready: bool) -> int:
+        _log.error("%s", failure.cause)
+        grace_s = min(self._settings.grace_s, self._settings.end_s - failure.age_s)
+        await self._until(
+            self._world.fail(failure.cause, ENGINE_FAILURE, max(0.0, grace_s)),
+            self._second_signal,
+            watch_failure=False,
+        )
+        return failure.exit_status if ready else 1
+
+    def _interrupted(self) -> bool:
+        return self._world.failure.done() or self._second_signal.done()
+
+    async def _until(
+        self,
+        work: Coroutine[Any, Any, None] | None,
+        interruption: asyncio.Future[int],
+        timeout_s: float | None = None,
+        *,
+        watch_failure: bool = True,
+    ) -> bool:
+        """Run `work` until it is done (True), or a failure, `interruption` or the timeout."""
+        task = self._loop.create_task(work) if work is not None else None
+        waited: set[asyncio.Future[Any]] = {interruption}
+        if task is not None:
+            waited.add(task)
+        if watch_failure:
+            waited.add(self._world.failure)
+        await asyncio.wait(waited, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if task is None:
+            return False
+        if task.done():
+            task.result()
+            return True
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return False
+
+    def _signalled(self, number: int) -> None:
+        if not self._first_signal.done():
+            self._first_signal.set_result(number)
+        elif not self._second_signal.done():
+            self._second_signal.set_result(number)
+
+
+def _watchdog(seconds: float) -> threading.Timer:
+    """Independent of the loop and of every lock: children die with this process."""
+
+    def force() -> None:
+        os.write(2, f"shutdown not complete after {seconds:g} s: forced\n".encode())
+        os._exit(2)
+
+    timer = threading.Timer(seconds, force)
+    timer.daemon = True
+    timer.start()
+    return timer
