@@ -64,6 +64,11 @@ def unsupported(message: str, param: str) -> ApiError:
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
+def prompt_refused(error: DgppError, param: str) -> ApiError:
+    """400: the template or the tokenizer refused what the field `param` holds."""
+    return invalid(str(error), param)
+
+
 def model_not_found(model: str) -> ApiError:
     """404 `model_not_found`."""
     message = f"The model {model!r} does not exist"

@@ -1,0 +1,142 @@
+"""Bodies of POST /v1/chat/completions to requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dgpp.serve import limits
+from dgpp.serve.conversation import parse_messages
+from dgpp.serve.errors import invalid
+from dgpp.serve.fields import Fields
+from dgpp.serve.jsonsafe import parse_object
+from dgpp.serve.options import SHARED, ignored_fields, shared_options
+from dgpp.serve.request import GenerationRequest
+from dgpp.serve.served import ServedModel
+
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "web_search_options": (),
+    "functions": (),
+    "function_call": (),
+    "prompt_cache_options": (),
+    "audio": (),
+    "prediction": (),
+    "moderation": (),
+    "prompt_cache_key": (),
+    "prompt_cache_retention": (),
+    "verbosity": (),
+    "store": (False,),
+}
+"""Fields that are not served, each with the values that change nothing."""
+
+_OWN = {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice"}
+_OWN |= {"parallel_tool_calls", "response_format", "reasoning_effort", "chat_template_kwargs"}
+_OWN |= {"metadata", "user", "safety_identifier", "service_tier", "modalities"}
+_KNOWN = SHARED | _REFUSED.keys() | _OWN
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_THINKING = ("enable_thinking", "thinking")
+_HISTORY = (
+    "preserve_thinking",
+    "clear_thinking",
+    "drop_thinking",
+    "truncate_history_thinking",
+    "preserve_reasoning",
+)
+
+
+def parse_chat(body: bytes, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
+    """The request in `body`. Raises ApiError naming the field."""
+    fields = Fields(parse_object(body))
+    shared = shared_options(fields, model, _logprobs(fields))
+    for name, neutral in _REFUSED.items():
+        fields.refuse(name, neutral)
+    _refuse_later_features(fields)
+    fields.text("user")
+    fields.text("safety_identifier", longest=limits.SAFETY_IDENTIFIER_CHARS)
+    fields.refuse("modalities", (["text"],))
+    tier = fields.one_of("service_tier", ("auto", "default"))
+    return GenerationRequest(
+        id=id,
+        kind="chat",
+        messages=parse_messages(fields),
+        template_kwargs={**model.template_kwargs, **_template_kwargs(fields)},
+        n=fields.integer("n", 1, limits.CHOICES) or 1,
+        max_tokens=_max_tokens(fields),
+        metadata=_metadata(fields),
+        service_tier=tier and "default",
+        ignored=ignored_fields(fields, _KNOWN),
+        **shared,
+    )
+
+
+def _logprobs(fields: Fields) -> int:
+    """-1 for none, else the number of alternatives."""
+    wanted = fields.boolean("logprobs")
+    top = fields.integer("top_logprobs", 0, limits.TOP_LOGPROBS)
+    if top is not None and not wanted:
+        raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
+    return (top or 0) if wanted else -1
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    old = fields.integer("max_tokens", 1, limits.MAX_TOKENS)
+    new = fields.integer("max_completion_tokens", 1, limits.MAX_TOKENS)
+    if old is not None and new is not None:
+        message = "max_tokens and max_completion_tokens must not both be given"
+        raise invalid(message, "max_completion_tokens")
+    return new if old is None else old
+
+
+def _refuse_later_features(fields: Fields) -> None:
+    if fields.array("tools", limits.TOOLS):
+        raise invalid("tools are not supported yet", "tools", "tools_unsupported")
+    choice = fields.get("tool_choice")
+    if choice is not None and choice != "none":
+        raise invalid("tool_choice needs tools", "tool_choice")
+    if not fields.boolean("parallel_tool_calls", default=True):
+        message = "parallel_tool_calls: false is not supported yet"
+        raise invalid(message, "parallel_tool_calls", "constrained_decoding_unsupported")
+    form = fields.object("response_format")
+    if form is not None:
+        kind = form.one_of("type", ("text", "json_object", "json_schema"))
+        if kind is None:
+            raise invalid("response_format.type is required", "response_format.type")
+        if kind != "text":
+            message = f"response_format {kind} is not supported yet"
+            raise invalid(message, "response_format", "constrained_decoding_unsupported")
+    if fields.one_of("reasoning_effort", _EFFORTS) is not None:
+        message = "reasoning_effort is not supported yet"
+        raise invalid(message, "reasoning_effort", "unsupported_reasoning_effort")
+
+
+def _template_kwargs(fields: Fields) -> dict[str, bool | str]:
+    """The switches a client may set; the two names of the thinking switch become one."""
+    given = fields.object("chat_template_kwargs")
+    if given is None:
+        return {}
+    given.only((*_THINKING, "reasoning_effort", *_HISTORY))
+    found: dict[str, bool | str] = {
+        name: given.boolean(name) for name in (*_THINKING, *_HISTORY) if given.get(name) is not None
+    }
+    alias = found.pop("thinking", None)
+    if alias is not None and found.setdefault("enable_thinking", alias) != alias:
+        at = given.path("thinking")
+        raise invalid(f"{at} and enable_thinking contradict each other", at)
+    effort = given.one_of("reasoning_effort", _EFFORTS)
+    return found if effort is None else {**found, "reasoning_effort": effort}
+
+
+def _metadata(fields: Fields) -> dict[str, str] | None:
+    given = fields.object("metadata")
+    if given is None:
+        return None
+    if len(given.members) > limits.METADATA_KEYS:
+        message = f"metadata has {len(given.members)} keys, the limit is {limits.METADATA_KEYS}"
+        raise invalid(message, "metadata")
+    for key in given.members:
+        if len(key) > limits.METADATA_KEY_CHARS:
+            message = f"a metadata key has over {limits.METADATA_KEY_CHARS} characters"
+            raise invalid(message, "metadata")
+    return {
+        key: given.needed_text(key, longest=limits.METADATA_VALUE_CHARS) for key in given.members
+    }

@@ -1,0 +1,40 @@
+"""Every limit on what a request may ask for, behind all front ends."""
+
+from __future__ import annotations
+
+JSON_DEPTH = 64
+"""Objects and arrays inside one another, before any recursive code sees them."""
+
+JSON_NUMBER_CHARS = 128
+"""Characters of one number."""
+
+BODY_BYTES = 32 << 20
+"""Default of `http.max_body_bytes`."""
+
+MESSAGES = 8192
+CONTENT_PARTS = 4096
+TOOL_CALLS = 1024
+TOOLS = 128
+NAME_CHARS = 256
+"""`name` of a message, ids and names of calls."""
+
+CHOICES = 128
+"""`n`, and the prompts of one legacy request."""
+
+MAX_TOKENS = 2**31 - 1
+TOP_K = 2**31 - 1
+REPETITION_PENALTY = 100.0
+STOP_STRINGS = 4
+STOP_BYTES = 256
+LOGIT_BIAS_IDS = 1024
+LOGIT_BIAS = 100.0
+TOP_LOGPROBS = 20
+LEGACY_LOGPROBS = 5
+PING_INTERVAL = 2**31 - 1
+PRIORITY = 100
+METADATA_KEYS = 16
+METADATA_KEY_CHARS = 64
+METADATA_VALUE_CHARS = 512
+SAFETY_IDENTIFIER_CHARS = 64
+ECHOED_CHARS = 200
+"""How much of a client's value an error message repeats."""
