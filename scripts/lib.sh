@@ -52,7 +52,7 @@ make_venv() {
     wanted=$(printf '%s\n' "$ROOT" | cat - "$ROOT/pyproject.toml" | cksum)
     [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
     note "installing dgpp${extra:+[$extra]} into $VENV (about a minute the first time)"
-    "$PY" -m pip install --quiet --disable-pip-version-check --editable "$ROOT${extra:+[$extra]}" ||
+    "$PY" -m pip install -qq --disable-pip-version-check --editable "$ROOT${extra:+[$extra]}" ||
         die "pip could not install the project; its message stands above"
     printf '%s\n' "$wanted" >"$stamp"
 }

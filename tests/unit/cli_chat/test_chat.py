@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from dgpp.cli.chat import app
 from dgpp.cli.chat_client import ChatClient, ChatError, Message, Options, Piece, pieces
+from dgpp.cli.main import main
 
 
 def delta(**fields: str) -> bytes:
@@ -102,13 +103,28 @@ def server():
         thread.join()
 
 
-def run(server, *args, typed=None):
-    return CliRunner().invoke(app, ["--url", server.url, *args], input=typed)
+@dataclass
+class Done:
+    exit_code: int
+    stdout: str
+    stderr: str
 
 
-def test_once_prints_the_answer_alone(server):
-    done = run(server, "--once", "hi", "--system", "Be brief.", "--temperature", "0")
-    assert done.exit_code == 0, done.output
+@pytest.fixture
+def chat(capsys, monkeypatch):
+    """Run `dgpp chat` with these arguments, and with lines typed when there are any."""
+
+    def run(url, *args, typed=""):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        exit_code = main(["chat", "--url", url, *args])
+        return Done(exit_code, *capsys.readouterr())
+
+    return run
+
+
+def test_once_prints_the_answer_alone(server, chat):
+    done = chat(server.url, "--once", "hi", "--system", "Be brief.", "--temperature", "0")
+    assert done.exit_code == 0, done.stderr
     assert done.stdout == "Hello ü\n"
     assert server.asked == [
         {
@@ -123,51 +139,51 @@ def test_once_prints_the_answer_alone(server):
     ]
 
 
-def test_max_tokens_is_sent_when_given(server):
-    run(server, "--once", "hi", "--max-tokens", "7")
+def test_max_tokens_is_sent_when_given(server, chat):
+    chat(server.url, "--once", "hi", "--max-tokens", "7")
     assert server.asked[0]["max_tokens"] == 7
     assert "temperature" not in server.asked[0]
 
 
 @pytest.mark.parametrize("option", [("--max-tokens", "0"), ("--temperature", "2.5")])
-def test_values_out_of_range_are_refused(server, option):
-    assert run(server, "--once", "hi", *option).exit_code != 0
+def test_values_out_of_range_are_refused(server, chat, option):
+    assert chat(server.url, "--once", "hi", *option).exit_code != 0
     assert server.asked == []
 
 
-def test_conversation_keeps_its_turns_until_reset(server):
-    done = run(server, typed="one\n\ntwo\n/what\n/reset\nthree\n/quit\nfour\n")
-    assert done.exit_code == 0, done.output
+def test_conversation_keeps_its_turns_until_reset(server, chat):
+    done = chat(server.url, typed="one\n\ntwo\n/what\n/reset\nthree\n/quit\nfour\n")
+    assert done.exit_code == 0, done.stderr
     said = [[m["content"] for m in body["messages"]] for body in server.asked]
     assert said == [["one"], ["one", "Hello ü", "two"], ["three"]]
 
 
-def test_end_of_input_ends_the_conversation(server):
-    assert run(server, typed="one\n").exit_code == 0
+def test_end_of_input_ends_the_conversation(server, chat):
+    assert chat(server.url, typed="one\n").exit_code == 0
 
 
-def test_error_in_a_conversation_is_shown_and_the_question_forgotten(server):
+def test_error_in_a_conversation_is_shown_and_the_question_forgotten(server, chat):
     server.status = 400
-    done = run(server, typed="one\ntwo\n")
+    done = chat(server.url, typed="one\ntwo\n")
     assert done.exit_code == 0
-    assert done.output.count("refused: too long") == 2
+    assert done.stdout.count("refused: too long") == 2
     assert [len(body["messages"]) for body in server.asked] == [1, 1]
 
 
-def test_no_server_is_named():
+def test_no_server_is_named(chat):
     with Scripted() as server:
         url = server.url
-    done = CliRunner().invoke(app, ["--url", url, "--once", "hi"])
+    done = chat(url, "--once", "hi")
     assert done.exit_code == 1
-    assert f"no server answers at {url}" in done.output
-    assert "dgpp run" in done.output
+    assert f"no server answers at {url}" in done.stderr
+    assert "dgpp run" in done.stderr
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:1", "http://", "http://h:99999"])
-def test_bad_url_is_named(url):
-    done = CliRunner().invoke(app, ["--url", url, "--once", "hi"])
+def test_bad_url_is_named(chat, url):
+    done = chat(url, "--once", "hi")
     assert done.exit_code == 1
-    assert f"--url {url}:" in done.output
+    assert f"--url {url}:" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -179,16 +195,16 @@ def test_bad_url_is_named(url):
         ([b"data: [DONE]\n\n"], "answered nothing"),
     ],
 )
-def test_broken_answers_are_named(server, events, message):
+def test_broken_answers_are_named(server, chat, events, message):
     server.events = events
-    done = run(server, "--once", "hi")
+    done = chat(server.url, "--once", "hi")
     assert done.exit_code == 1
-    assert message in done.output
+    assert message in done.stderr
 
 
-def test_server_without_models_is_named(server):
+def test_server_without_models_is_named(server, chat):
     server.models = []
-    assert "serves no model" in run(server, "--once", "hi").output
+    assert "serves no model" in chat(server.url, "--once", "hi").stderr
 
 
 def test_closing_the_answer_disconnects(server):
@@ -201,8 +217,7 @@ def test_closing_the_answer_disconnects(server):
 
 def test_interrupt_cancels_and_exits_130(server):
     server.events = [delta(content="x"), None]
-    code = "from dgpp.cli.chat import app; app()"
-    command = [sys.executable, "-c", code, "--url", server.url, "--once", "hi"]
+    command = [sys.executable, "-m", "dgpp", "chat", "--url", server.url, "--once", "hi"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"x"

@@ -1,0 +1,145 @@
+"""What a visitor sees and what every file of the project has to keep."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PACKAGES = ("dgpp", "actors", "kernels_numba")
+MODULES = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
+SOURCES = [
+    *MODULES,
+    *sorted((ROOT / "tests").rglob("*.py")),
+    *sorted(path for path in (ROOT / "scripts").iterdir() if path.is_file()),
+]
+
+# The single-letter classes keep this file free of what it forbids.
+PROMISES = re.compile(r"\b(T[O]DO|FIX[M]E|XX[X])\b")
+FOREIGN_PATHS = re.compile(r"/(wo[r]k|fa[r]m)/|[.]lib[r]ary/")
+FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("script", ["scripts/demo.sh", "scripts/test.sh", ".ci/run"])
+def test_commands_are_there_and_parse(script):
+    assert os.access(ROOT / script, os.X_OK)
+    subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
+
+
+def test_readme_names_its_two_commands():
+    readme = (ROOT / "README.md").read_text()
+    assert "./scripts/demo.sh" in readme
+    assert "./scripts/test.sh" in readme
+
+
+def test_ci_runs_both_commands():
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "./scripts/test.sh" in script
+    assert "./scripts/demo.sh --once" in script
+
+
+@pytest.mark.parametrize("option", ["--gpu", "--roce", "--wrong"])
+def test_tiers_that_do_not_exist_are_refused_by_name(option):
+    command = [str(ROOT / "scripts" / "test.sh"), option]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert option in done.stderr or "usage" in done.stderr
+
+
+def test_demo_refuses_a_wrong_option():
+    command = [str(ROOT / "scripts" / "demo.sh"), "--wrong"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "usage" in done.stderr
+
+
+def test_changelog_says_something():
+    assert re.search(r"^- \S", (ROOT / "CHANGELOG.md").read_text(), re.M)
+
+
+def test_licence_is_apache_2():
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_resolve(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:", target):
+            assert (page.parent / target.split("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_named_files_exist(page):
+    known = r"(?:dgpp|actors|kernels_numba|scripts|tests|docs|deploy)/[\w./-]+\.\w+"
+    for path in re.findall(rf"(?<![\w/.-]){known}", page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
+def test_structure_lists_every_module():
+    script = runpy.run_path(str(ROOT / "scripts" / "list_modules.py"))
+    page = (ROOT / "docs" / "structure.md").read_text()
+    assert page == script["rewritten"](page), "run scripts/list_modules.py"
+
+
+def test_every_module_says_what_it_is():
+    silent = [
+        name(path)
+        for path in MODULES
+        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert silent == []
+
+
+def test_package_root_is_empty():
+    assert (ROOT / "dgpp" / "__init__.py").read_text().strip() == ""
+
+
+def test_no_module_is_long():
+    long = [name(path) for path in SOURCES if len(path.read_text().splitlines()) > 500]
+    assert long == []
+
+
+def test_no_promises_and_no_foreign_paths():
+    found = [
+        f"{name(path)}: {match.group()}"
+        for path in [*SOURCES, *PAGES]
+        for pattern in (PROMISES, FOREIGN_PATHS)
+        for match in [pattern.search(path.read_text())]
+        if match
+    ]
+    assert found == []
+
+
+def forbidden(tree: ast.AST) -> list[str]:
+    """Imports and calls that run data as code, and handlers that catch everything."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names if a.name.split(".")[0] in FORBIDDEN_IMPORTS]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module] if node.module.split(".")[0] in FORBIDDEN_IMPORTS else []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found += [node.func.id] if node.func.id in FORBIDDEN_CALLS else []
+        elif isinstance(node, ast.ExceptHandler) and node.type is None:
+            found.append("bare except")
+    return found
+
+
+def test_nothing_runs_data_as_code():
+    found = {name(p): forbidden(ast.parse(p.read_text())) for p in SOURCES if p.suffix == ".py"}
+    assert {path: what for path, what in found.items() if what} == {}
