@@ -3,25 +3,20 @@
 from dgpp.config.key import Field, Kind, leaves
 from dgpp.config.settings import Settings
 
+_ALIASES = {"http.port": "--http-port", "http.max_body_bytes": "--http-max-body-bytes"}
+
 
 def flag_names(field: Field) -> tuple[str, ...]:
-    """Long flags of a key: `engine.a_b` is `--a-b`; http keys also answer to `--http-a-b`.
-
-    Empty for keys that only `--set` reaches.
-    """
+    """Long flags of a key: `engine.a_b` is `--a-b`. Empty for keys that only `--set` reaches."""
     if field.key.flag is not None:
         return (field.key.flag,) if field.key.flag else ()
-    name = field.name.replace("_", "-")
-    if field.path.startswith("http."):
-        return (f"--{name}", f"--http-{name}")
-    return (f"--{name}",)
+    name = "--" + field.name.replace("_", "-")
+    return (name, _ALIASES[field.path]) if field.path in _ALIASES else (name,)
 
 
 def flag_metavar(field: Field) -> str:
-    """What stands for the value in help: the choices, else the kind of value."""
-    if field.kind is Kind.CHOICE:
-        return "|".join(field.choices)
-    words = {Kind.INTEGER: "N", Kind.NUMBER: "X", Kind.STRING: "TEXT"}
+    """What stands for the value in help."""
+    words = {Kind.INTEGER: "N", Kind.NUMBER: "X", Kind.STRING: "TEXT", Kind.CHOICE: "NAME"}
     return words.get(field.kind, "JSON")
 
 

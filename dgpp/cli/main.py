@@ -1,0 +1,90 @@
+"""The `dgpp` command: its subcommands by name, and one clean line for every error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from dgpp.cli.lazy import LazyCommand
+from dgpp.errors import DgppError
+
+COMMANDS = (
+    ("run", "dgpp.cli.run", "Serve a deployment over HTTP."),
+    ("fetch", "dgpp.cli.fetch", "Fetch a model."),
+    ("chat", "dgpp.cli.chat", "Talk to a running server."),
+    ("check", "dgpp.cli.check", "Check a checkpoint against reference values."),
+    ("bench", "dgpp.cli.bench", "Measure speed."),
+    ("resolve", "dgpp.cli.resolve", "Print the resolved settings of a deployment."),
+)
+
+_INTERRUPTED = 130
+# typer carries click's errors under a name that changed between versions; this one is public.
+_UsageError: type[Exception] = next(
+    c
+    for c in typer.BadParameter.__mro__
+    if issubclass(c, Exception) and c.__name__ == "ClickException"
+)
+
+app = typer.Typer(
+    name="dgpp",
+    help="An inference server for large language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from dgpp.config.version import version
+
+        typer.echo(version())
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """An inference server for large language models."""
+
+
+def command() -> Any:
+    """The whole command line as one group; subcommands load when they run."""
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    for name, module, short_help in COMMANDS:
+        group.add_command(LazyCommand(name, module, short_help))
+    return group
+
+
+def _fail(message: str) -> None:
+    sys.stderr.write(f"dgpp: error: {' '.join(message.split())}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (default: the process's) and return its exit status.
+
+    Configuration and flag errors are 1; a DgppError has its own status; Ctrl-C is 130.
+    """
+    try:
+        status = command().main(arguments, prog_name="dgpp", standalone_mode=False)
+    except DgppError as error:
+        _fail(str(error))
+        return error.exit_status
+    except _UsageError as error:
+        if type(error).__name__ != "NoArgsIsHelpError":
+            _fail(getattr(error, "format_message", error.__str__)())
+        return 1
+    except (KeyboardInterrupt, typer.Abort):
+        return _INTERRUPTED
+    return status if isinstance(status, int) else 0

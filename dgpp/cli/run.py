@@ -1,0 +1,79 @@
+"""`dgpp run`: serve one deployment."""
+
+import os
+from collections.abc import MutableMapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dgpp.cli.flags import with_key_flags
+from dgpp.cli.settings import ConfigArgument, SetOption, load_settings
+from dgpp.config.constraints import refuse_unsupported
+from dgpp.config.document import Override
+from dgpp.config.settings import Settings
+from dgpp.errors import ConfigError
+from dgpp.log import LEVELS
+
+app = typer.Typer(add_completion=False)
+
+
+class Level(StrEnum):
+    """Least level that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def prepare_environment(
+    environ: MutableMapping[str, str], settings: Settings, level: str | None
+) -> None:
+    """Put the first node's local settings and the log level where child processes find them.
+
+    Exported variables win. OPENBLAS_CORETYPE goes: it would pin BLAS to another machine's kernels.
+    """
+    for name, value in (settings.node_env[0] if settings.node_env else {}).items():
+        environ.setdefault(name, value)
+    if level is not None:
+        environ["DGPP_LOG_LEVEL"] = level
+    environ["DGPP_LOG_LEVEL"] = environ.get("DGPP_LOG_LEVEL", "").lower() or "info"
+    if environ["DGPP_LOG_LEVEL"] not in LEVELS:
+        raise ConfigError(
+            f"DGPP_LOG_LEVEL: expected one of {', '.join(LEVELS)}, got {environ['DGPP_LOG_LEVEL']}"
+        )
+    environ.pop("OPENBLAS_CORETYPE", None)
+
+
+def run(
+    config: ConfigArgument,
+    overrides: list[Override],
+    sets: SetOption = [],  # noqa: B006 - typer copies it
+    memory_plan: Annotated[
+        bool, typer.Option("--memory-plan", help="check that the memory suffices, then end")
+    ] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="log JSON lines")] = False,
+    log_level: Annotated[
+        Level | None, typer.Option("--log-level", help="least level that is logged (default info)")
+    ] = None,
+) -> int:
+    """Serve a deployment over HTTP until Ctrl-C.
+
+    Flags win over --set, then come the file, exported variables, .env.
+
+    Exit status: 0 orderly, 1 start-up or configuration error,
+    2 engine failure or forced stop, 3 released by another rank.
+    """
+    settings = load_settings(Path(config), overrides)
+    refuse_unsupported(settings)
+    prepare_environment(os.environ, settings, log_level and log_level.value)
+    from actors import launch  # imports NumPy, which must come after the environment is set
+
+    if memory_plan:
+        return launch.memory_plan(settings)
+    return launch.serve(settings, log_json=log_json)
+
+
+app.command("run")(with_key_flags(run))

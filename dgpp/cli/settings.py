@@ -1,0 +1,28 @@
+"""Loads the settings of a command: deployment file, site and flags of this process."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dgpp.config.document import Override
+from dgpp.config.resolve import load
+from dgpp.config.settings import Settings
+from dgpp.config.version import checkout_root
+
+ConfigArgument = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="deployment file (JSON), as in deploy/")
+]
+SetOption = Annotated[
+    list[str],
+    typer.Option("--set", metavar="PATH=VALUE", help="set any key; the value is JSON or text"),
+]
+
+
+def load_settings(config: Path, overrides: Sequence[Override]) -> Settings:
+    """Settings of `config`. Raises ConfigError naming the key, the value and the range."""
+    root = checkout_root()
+    directories = (Path.cwd(), root) if root else (Path.cwd(),)
+    return load(config, overrides=overrides, environ=os.environ, directories=directories)

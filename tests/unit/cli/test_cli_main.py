@@ -1,0 +1,246 @@
+"""The command line: exit statuses, one clean error line, flags made from the table."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from types import ModuleType
+
+import pytest
+
+from dgpp.cli import main as cli
+from dgpp.cli.run import prepare_environment
+from dgpp.config.flags import flag_names, flagged
+from dgpp.config.resolve import resolve
+from dgpp.config.site import parse_site
+from dgpp.config.version import stamped, version
+from dgpp.errors import ConfigError, WorldFailedError
+
+SITE = ("DGPP_", "HF_")
+
+
+@pytest.fixture(autouse=True)
+def _clean_site(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.startswith(SITE):
+            monkeypatch.delenv(name)
+    (tmp_path / "empty.env").write_text("")
+    monkeypatch.setenv("DGPP_ENV_FILE", str(tmp_path / "empty.env"))
+    monkeypatch.setenv("DGPP_LOG_LEVEL", "info")
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "demo.json"
+    path.write_text(json.dumps({"model": "dgpp/demo", "world_size": 1}))
+    return str(path)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Replaces the world: what `serve` and `memory_plan` were called with."""
+    calls = []
+    launch = ModuleType("actors.launch")
+
+    def serve(settings, *, log_json):
+        calls.append(("serve", settings, log_json))
+        return 0
+
+    def memory_plan(settings):
+        calls.append(("plan", settings, None))
+        return 1
+
+    launch.serve, launch.memory_plan = serve, memory_plan
+    monkeypatch.setitem(sys.modules, "actors.launch", launch)
+    import actors
+
+    monkeypatch.setattr(actors, "launch", launch, raising=False)
+    return calls
+
+
+def test_run_with_flags(config, launched):
+    arguments = [
+        "run",
+        config,
+        "--kv-capacity",
+        "512",
+        "--port",
+        "9000",
+        "--set",
+        "engine.kv_capacity=256",
+        "--set",
+        "engine.queue_limit=2",
+        "--no-mtp",
+        "--log-json",
+        "--temperature",
+        "0",
+        "--model-alias",
+        "123",
+        "--no-eos",
+    ]
+    assert cli.main(arguments) == 0
+    [(call, settings, log_json)] = launched
+    assert (call, log_json) == ("serve", True)
+    assert settings.engine.kv_capacity == 512
+    assert settings.engine.queue_limit == 2
+    assert settings.engine.model_alias == "123"
+    assert settings.engine.no_eos is True
+    assert settings.http.port == 9000
+    assert settings.sampling.temperature == 0.0
+
+
+def test_memory_plan(config, launched):
+    assert cli.main(["run", config, "--memory-plan"]) == 1
+    assert launched[0][0] == "plan"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--kv-capacity", "x"],
+            '--kv-capacity: engine.kv_capacity: expected an integer in 1..1099511627776, got "x"',
+        ),
+        (["--kv-capacity"], "Option '--kv-capacity' requires an argument."),
+        (["--kv-capacty", "3"], "No such option: --kv-capacty"),
+        (["--set", "engine.mpt=1"], "--set: engine.mpt: unknown key (did you mean engine.mtp?)"),
+        (["--mtp"], "not supported yet: engine.mtp"),
+        (["--world-size", "2"], "not supported yet: world_size"),
+        (["--backend", "cuda"], "not supported yet: engine.backend"),
+        (["--log-level", "loud"], "'loud'"),
+        (["extra"], "unexpected extra argument"),
+    ],
+)
+def test_run_errors_are_one_line_and_status_1(config, launched, capsys, arguments, message):
+    assert cli.main(["run", config, *arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("dgpp: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert launched == []
+
+
+@pytest.mark.parametrize("arguments", [["nope"], ["--nope"], ["run"], ["resolve"]])
+def test_usage_errors_are_status_1(arguments, capsys):
+    assert cli.main(arguments) == 1
+    assert re.fullmatch(r"dgpp: error: .+\n", capsys.readouterr().err)
+
+
+def test_missing_file_is_named(capsys):
+    assert cli.main(["run", "/nowhere.json"]) == 1
+    assert capsys.readouterr().err == (
+        "dgpp: error: cluster config /nowhere.json: cannot be read: No such file or directory\n"
+    )
+
+
+def test_a_named_error_has_its_own_status(config, launched, monkeypatch, capsys):
+    def fail(settings, *, log_json):
+        raise WorldFailedError("engine[0] died")
+
+    monkeypatch.setattr(sys.modules["actors.launch"], "serve", fail)
+    assert cli.main(["run", config]) == 2
+    assert capsys.readouterr().err == "dgpp: error: engine[0] died\n"
+
+
+def test_bare_command_prints_help(capsys):
+    assert cli.main([]) == 1
+    captured = capsys.readouterr()
+    assert "Serve a deployment over HTTP." in captured.out + captured.err
+    assert "dgpp: error" not in captured.err
+
+
+def test_resolve_prints_what_run_accepts(config, capsys, tmp_path):
+    assert cli.main(["resolve", config, "--decode-graph", "--mtp", "--mtp-depth", "3"]) == 0
+    text = capsys.readouterr().out
+    document = json.loads(text)
+    assert document["engine"]["mtp_depth"] == 3
+    assert document["nodes"] == ["localhost"]
+    (tmp_path / "resolved.json").write_text(text)
+    assert cli.main(["resolve", str(tmp_path / "resolved.json")]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_run_help_lists_every_flag(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["run", "--help"]) == 0
+    text = capsys.readouterr().out
+    for field in flagged():
+        assert flag_names(field)[0] in text, field.path
+    assert "Engine: capacity" in text
+    assert "default 8192" in text
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert re.fullmatch(r"0\.1\.0(\+g[0-9a-f]{12}(\.dirty)?)?\n", capsys.readouterr().out)
+    assert version().startswith("0.1.0")
+
+
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    [
+        ("0123456789ab\n", "0.1.0+g0123456789ab"),
+        ("0123456789ab-dirty\n", "0.1.0+g0123456789ab.dirty"),
+        ("", "0.1.0"),
+    ],
+)
+def test_version_stamp(described, expected):
+    assert stamped("0.1.0", described) == expected
+
+
+def test_environment_of_children():
+    site = parse_site({"HF_HUB_CACHE": "/hub", "DGPP_ROCE_DEVICES": "r0"}, "env")
+    settings = resolve({"model": "m"}, "f", site=site)
+    environ = {"HF_HUB_CACHE": "/mine", "OPENBLAS_CORETYPE": "Haswell", "DGPP_LOG_LEVEL": "DEBUG"}
+    prepare_environment(environ, settings, None)
+    assert environ == {
+        "HF_HUB_CACHE": "/mine",
+        "DGPP_ROCE_DEVICES": "r0",
+        "DGPP_LOG_LEVEL": "debug",
+    }
+    prepare_environment(environ, settings, "error")
+    assert environ["DGPP_LOG_LEVEL"] == "error"
+    with pytest.raises(ConfigError, match="DGPP_LOG_LEVEL: expected one of debug, info"):
+        prepare_environment({"DGPP_LOG_LEVEL": "loud"}, settings, None)
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from dgpp.cli.main import main; main(['--help']); "
+        "print([m for m in ('numpy', 'numba', 'aiohttp', 'msgspec', 'asyncio') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_completion_knows_commands_and_flags():
+    def complete(words):
+        environ = os.environ | {
+            "_DGPP_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split(" ")) - 1),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "dgpp"],
+            capture_output=True,
+            text=True,
+            env=environ,
+            timeout=60,
+            check=False,
+        )
+        return done.stdout.split()
+
+    assert "resolve" in complete("dgpp res")
+    assert "--kv-capacity" in complete("dgpp run --kv-c")
+
+
+@pytest.mark.bench
+def test_help_is_instant():
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "dgpp", "--help"], capture_output=True, check=True)
+    print(f"dgpp --help: {time.perf_counter() - started:.3f} s")
