@@ -65,6 +65,11 @@ def startup_lines(settings: Settings, version: str) -> list[Line]:
             },
         ),
     ]
+    if not settings.http.bind_host.startswith("127."):
+        bound = settings.http.bind_host
+        lines.append(
+            Line(f"listening on {bound}, beyond this host, without keys", {"bind_host": bound})
+        )
     if changed:
         lines.append(Line("engine keys set: " + ", ".join(changed), {"engine_keys": changed}))
     return lines

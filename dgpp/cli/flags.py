@@ -12,6 +12,7 @@ from dgpp.config.document import Override, parse_flag, parse_set
 from dgpp.config.flags import flag_metavar, flag_names, flagged, off_flag, panel
 from dgpp.config.key import Field, Kind
 from dgpp.config.reference import default_text
+from dgpp.errors import ConfigError
 
 
 def help_text(field: Field) -> str:
@@ -26,28 +27,38 @@ def help_text(field: Field) -> str:
     return field.key.doc + (f" ({', '.join(notes)})" if notes else "")
 
 
-def _parameter_name(field: Field) -> str:
-    return field.path.replace(".", "__")
+def _spellings(field: Field) -> list[tuple[str, bool | None]]:
+    """Every flag of a key, and the value it stands for (None: the value follows the flag)."""
+    if field.kind is Kind.BOOLEAN:
+        return [*((name, True) for name in flag_names(field)), (off_flag(field), False)]
+    return [(name, None) for name in flag_names(field)]
 
 
-def _parameter(field: Field) -> inspect.Parameter:
-    names = flag_names(field)
-    boolean = field.kind is Kind.BOOLEAN
-    declarations = (f"{names[0]}/{off_flag(field)}", *names[1:]) if boolean else names
-    option = typer.Option(
-        None,
-        *declarations,
-        help=help_text(field),
-        metavar=None if boolean else flag_metavar(field),
-        rich_help_panel=panel(field),
-        show_default=False,
-    )
-    return inspect.Parameter(
-        _parameter_name(field),
-        inspect.Parameter.KEYWORD_ONLY,
-        default=option,
-        annotation=bool | None if boolean else str | None,
-    )
+def _parameter_name(flag: str) -> str:
+    return "flag_" + flag.removeprefix("--").replace("-", "_")
+
+
+def _parameters(field: Field) -> list[inspect.Parameter]:
+    """One option per spelling; help shows the first alone, so that long names keep their room."""
+    parameters = []
+    for index, (flag, fixed) in enumerate(_spellings(field)):
+        option = typer.Option(
+            None,
+            flag,
+            help=help_text(field),
+            metavar=flag_metavar(field) if fixed is None else None,
+            rich_help_panel=panel(field),
+            show_default=False,
+            hidden=index > 0,
+        )
+        parameter = inspect.Parameter(
+            _parameter_name(flag),
+            inspect.Parameter.KEYWORD_ONLY,
+            default=option,
+            annotation=str | None if fixed is None else bool | None,
+        )
+        parameters.append(parameter)
+    return parameters
 
 
 def collect(values: Mapping[str, Any], sets: list[str]) -> list[Override]:
@@ -58,9 +69,15 @@ def collect(values: Mapping[str, Any], sets: list[str]) -> list[Override]:
     """
     overrides = [parse_set(assignment) for assignment in sets]
     for field in flagged():
-        value = values.get(_parameter_name(field))
-        if value is not None:
-            flag = off_flag(field) if value is False else flag_names(field)[0]
+        given = [
+            (flag, fixed)
+            for flag, fixed in _spellings(field)
+            if values.get(_parameter_name(flag)) is not None
+        ]
+        if len(given) > 1:
+            raise ConfigError(f"{given[0][0]} and {given[1][0]}: both set {field.path}")
+        for flag, fixed in given:
+            value = values[_parameter_name(flag)] if fixed is None else fixed
             overrides.append(parse_flag(field.path, flag, value))
     return overrides
 
@@ -69,7 +86,8 @@ def with_key_flags(function: Callable[..., int]) -> Callable[..., int]:
     """`function` with a flag for every key; it gets them as `overrides`, after its `sets`."""
     own = inspect.signature(function, eval_str=True).parameters
     kept = [parameter for name, parameter in own.items() if name != "overrides"]
-    parameters = kept + [_parameter(field) for field in flagged()]
+    flags = [parameter for field in flagged() for parameter in _parameters(field)]
+    parameters = kept + flags
 
     def call(**values: Any) -> int:
         mine = {parameter.name: values[parameter.name] for parameter in kept}

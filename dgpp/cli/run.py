@@ -62,6 +62,7 @@ def run(
     """Serve a deployment over HTTP until Ctrl-C.
 
     Flags win over --set, then come the file, exported variables, .env.
+    Every on/off flag --x has a twin --no-x.
 
     Exit status: 0 orderly, 1 start-up or configuration error,
     2 engine failure or forced stop, 3 released by another rank.

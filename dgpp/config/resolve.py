@@ -87,6 +87,8 @@ def _node_env(nodes: tuple[str, ...], site: SiteSettings) -> tuple[dict[str, str
         "DGPP_ROCE_GID_INDICES": " ".join(site.DGPP_ROCE_GID_INDICES),
         "HF_HUB_CACHE": hub,
         "DGPP_RESIDENT_CACHE_DIR": site.DGPP_RESIDENT_CACHE_DIR,
+        "DGPP_LOG_LEVEL": site.DGPP_LOG_LEVEL if site.DGPP_LOG_LEVEL != "info" else "",
+        "DGPP_MLOCK": site.DGPP_MLOCK if site.DGPP_MLOCK != "on" else "",
     }
     entries = []
     for node in nodes:

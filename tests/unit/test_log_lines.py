@@ -102,3 +102,10 @@ def test_startup_names_what_was_decided():
     assert "8 requests at once, 64 queued, 16384 tokens of context, 64 connections" in text
     assert "engine keys set: kv_capacity 16384, model_alias demo" in text
     assert lines[0].fields["served"] == "demo"
+    assert "without keys" not in text
+
+
+def test_startup_says_when_anybody_may_connect():
+    document = {"model": "m", "http": {"bind_host": "0.0.0.0"}}
+    lines = startup_lines(resolve(document, "f", site=SiteSettings()), "0.1.0")
+    assert "listening on 0.0.0.0, beyond this host, without keys" in [line.text for line in lines]

@@ -110,6 +110,8 @@ def test_memory_plan(config, launched):
         (["--world-size", "2"], "not supported yet: world_size"),
         (["--backend", "cuda"], "not supported yet: engine.backend"),
         (["--log-level", "loud"], "'loud'"),
+        (["--mtp", "--no-mtp"], "--mtp and --no-mtp: both set engine.mtp"),
+        (["--http-port", "0"], "--http-port: http.port: expected an integer in 1..65535, got 0"),
         (["extra"], "unexpected extra argument"),
     ],
 )
@@ -163,7 +165,7 @@ def test_resolve_prints_what_run_accepts(config, capsys, tmp_path):
 
 
 def test_run_help_lists_every_flag(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "90")
     assert cli.main(["run", "--help"]) == 0
     text = capsys.readouterr().out
     for field in flagged():

@@ -94,6 +94,11 @@ def test_node_env_merges_site_and_overrides():
     )
 
 
+def test_node_env_carries_log_level_and_mlock():
+    site = parse_site({"DGPP_LOG_LEVEL": "debug", "DGPP_MLOCK": "off"}, "env")
+    assert read(MINIMAL, site).node_env == ({"DGPP_LOG_LEVEL": "debug", "DGPP_MLOCK": "off"},)
+
+
 def test_site_resident_cache_wins_over_the_deployment():
     site = parse_site({"DGPP_RESIDENT_CACHE_DIR": "/site"}, "env")
     document = MINIMAL | {"paths": {"resident_cache": "/file"}}
