@@ -38,3 +38,20 @@ METADATA_VALUE_CHARS = 512
 SAFETY_IDENTIFIER_CHARS = 64
 ECHOED_CHARS = 200
 """How much of a client's value an error message repeats."""
+
+HEAD_BYTES = 16 << 10
+"""Request line and headers together, and each line of them."""
+
+HEAD_SECONDS = 10
+BODY_SECONDS = 30
+BODY_BYTES_PER_SECOND = 1 << 20
+"""A body may take BODY_SECONDS and, on top, its size at this rate."""
+
+IDLE_SECONDS = 75
+"""A kept-alive connection without a request is closed."""
+
+STREAM_BUFFER_BYTES = 1 << 20
+"""Events a client has not read yet, beyond the kernel's buffer; over it the stream is given up."""
+
+STREAM_STALL_SECONDS = 30
+"""A client that reads nothing for this long while events wait is given up."""
