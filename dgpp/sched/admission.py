@@ -47,30 +47,31 @@ def groups(submits: Iterable[Submit]) -> list[list[Submit]]:
 class Door:
     """Counts one tick's newcomers against the queue limit.
 
-    Choices that a free slot takes in this very tick do not count: with an empty queue the door
-    walks the newcomers in the order in which they will be admitted. Behind others all count.
+    Choices that a free slot takes in this very tick do not count. The door walks the newcomers in
+    the order in which they will be admitted; `openings` is how many slots they can have, 0 where
+    those who already wait may come first.
     """
 
-    __slots__ = ("_free_blocks", "_free_slots", "_limit", "_queued")
+    __slots__ = ("_free_blocks", "_limit", "_openings", "_queued")
 
-    def __init__(self, limit: int, queued: int, free_slots: int, free_blocks: int) -> None:
+    def __init__(self, limit: int, queued: int, openings: int, free_blocks: int) -> None:
         self._limit = limit
         self._queued = queued
-        self._free_slots = 0 if queued else free_slots
+        self._openings = openings
         self._free_blocks = free_blocks
 
     def accepts(self, group: Sequence[Choice]) -> bool:
         """Whether all of `group` may enter; if so they are counted."""
-        queued, slots, blocks = self._queued, self._free_slots, self._free_blocks
+        queued, openings, blocks = self._queued, self._openings, self._free_blocks
         for choice in group:
-            if slots and choice.need <= blocks:
-                slots -= 1
+            if openings and choice.need <= blocks:
+                openings -= 1
                 blocks -= choice.need
             else:
                 queued += 1
         if queued > self._limit:
             return False
-        self._queued, self._free_slots, self._free_blocks = queued, slots, blocks
+        self._queued, self._openings, self._free_blocks = queued, openings, blocks
         return True
 
     def refusal(self) -> str:

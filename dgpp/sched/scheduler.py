@@ -249,7 +249,7 @@ class Scheduler:
         self._submitted += len(record.submits)
         arrival = {s.id: first + index for index, s in enumerate(record.submits)}
         cancelled = set(record.cancels)
-        door = Door(self.queue_limit, len(self._waiting), self._slots.free, self._pool.free)
+        door = self._door()
         accepted: list[Choice] = []
         # The order of admission, so that the door refuses those who would be served last.
         for group in sorted(groups(record.submits), key=lambda g: -g[0].priority):
@@ -268,6 +268,12 @@ class Scheduler:
             self._live[choice.submit.id] = choice
             self._waiting.add(choice)
             self._may_admit = True
+
+    def _door(self) -> Door:
+        waiting = self._waiting
+        stuck = waiting.pick(self._pool.free) is None
+        openings = min(self._slots.free, waiting.patience) if stuck else 0
+        return Door(self.queue_limit, len(waiting), openings, self._pool.free)
 
     def _choice(self, submit: Submit, arrival: int) -> Choice:
         tokens = submit.prompt_tokens

@@ -25,6 +25,13 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._by_arrival)
 
+    @property
+    def patience(self) -> int:
+        """How many younger choices the oldest still lets pass."""
+        if not self._by_arrival:
+            return OVERTAKES
+        return OVERTAKES - next(iter(self._by_arrival.values())).overtaken
+
     def add(self, choice: Choice) -> None:
         """Queue `choice`, which is younger than all before it."""
         self._by_arrival[choice.arrival] = choice
@@ -48,8 +55,8 @@ class WaitingQueue:
         """The next choice to admit, or None where nothing admissible fits `free_blocks`."""
         if not self._by_arrival:
             return None
-        oldest = next(iter(self._by_arrival.values()))
-        if oldest.overtaken >= OVERTAKES:
+        if not self.patience:
+            oldest = next(iter(self._by_arrival.values()))
             return oldest if oldest.need <= free_blocks else None
         for priority in self._preference:
             for choice in self._levels[priority].values():

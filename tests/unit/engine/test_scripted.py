@@ -32,6 +32,7 @@ class World:
         self.answers: dict[str, list[int]] = {}
         self.sizes: dict[str, list[int]] = {}
         self.ends: dict[str, Retired] = {}
+        self.rows: list[int] = []
         self._record = 0
 
     def tick(self, *submits, masks=None, **ends):
@@ -45,7 +46,9 @@ class World:
         for slot, mask in (masks or {}).items():
             self.sampler.tables.masked[slot] = 1
             self.sampler.tables.mask[slot] = mask
-        result = self.sampler.step(step.plan, self.engine.select(self.sampler.tables))
+        found = self.engine.select(self.sampler.tables)
+        self.rows.append(len(found.drafts))
+        result = self.sampler.step(step.plan, found)
         assert isinstance(result, Sampled)
         for part in result.steps:
             self.answers.setdefault(part.id, []).extend(part.tokens)
@@ -81,6 +84,14 @@ def test_lines_go_round_over_choices_and_within_themselves(params):
     # One with the prompt, then per_step in turn, never past the limit.
     assert world.sizes["a-0"] == [1, 1, 3, 2, 1, 3, 1]
     assert world.sizes["b-0"] == [1, 1, 3]
+
+
+def test_no_row_lies_beyond_the_limit():
+    world = World(b'{"ids": [10], "per_step": [3]}')
+    world.tick(ask("a-0", 6))
+    world.run()
+    # Two chunks of prompt, the second with the first token; 3 and 2 more; the close.
+    assert world.rows == [0, 1, 3, 2, 0]
 
 
 def test_an_end_id_inside_a_step_ends_it():

@@ -139,6 +139,21 @@ def test_top_p_keeps_the_token_that_crosses():
         assert choose(params, heads(logits, 3, params), 0.0).survivors == survivors
 
 
+def test_edges_of_the_cumulative_sums():
+    # Two of three ids, one half each: u = 0.5 is the second's, top_p = 0.5 is met by the first.
+    logits = np.array([1, 1, -50], np.float32)
+    params = SamplingParams(top_k=2)
+    head = heads(logits, 3, params)
+    assert choose(params, head, 0.5).rank == 1
+    assert choose(params, head, np.nextafter(0.5, 0)).rank == 0
+    assert choose(SamplingParams(top_k=2, top_p=0.5), head, 0.9).survivors == 1
+    # The same by masses under the normaliser of the whole row: exp(-ln 2) is one half exactly.
+    ids = np.arange(2, dtype=np.int32)
+    head = Head(ids, np.zeros(2, np.float32), 2, math.log(2), 1.0)
+    assert choose(SamplingParams(), head, 0.5).rank == 1
+    assert choose(SamplingParams(top_p=0.5), head, 0.9).survivors == 1
+
+
 def test_the_rounding_guard_takes_the_last_candidate_with_mass():
     logits = np.array([0.0, -1.0, -2000.0], np.float32)
     params = SamplingParams()

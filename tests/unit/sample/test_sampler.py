@@ -161,6 +161,17 @@ def test_an_end_token_ends_the_step():
     assert result.verdict.slots == (SlotVerdict(0, (5,), Finish.EOS),)
 
 
+def test_rows_behind_an_end_token_are_not_looked_at():
+    params = SamplingParams(temperature=5.0, logprobs=0)
+    sampler = opened(submit(params, stop_ids=(5,)))
+    rows = [one_hot(5), language([1, 2]), language([2, 3])]
+    # A list of one id would decide neither of the later rows.
+    result = sampler.step(decode(0), candidates(rows, [5.0] * 3, [5, 9, -1], 1))
+    assert isinstance(result, Sampled)
+    (step,) = result.steps
+    assert (step.tokens, len(step.logprobs)) == ((5,), 1)
+
+
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams()])
 def test_a_row_with_nothing_allowed_ends_the_choice(params):
     sampler = opened(submit(params))

@@ -121,6 +121,27 @@ def test_the_queue_limit_counts_only_those_who_must_wait():
     assert "2 choices wait, the limit is 2" in refused[0].message
 
 
+def test_who_can_start_at_once_passes_a_full_queue_of_those_who_fit_nowhere():
+    d = Driver(Scheduler(LIMITS, queue_limit=1))
+    d.tick(submit("live-0", 60, 68))  # 16 of 24 blocks
+    d.tick(submit("large-0", 70, 10))  # 10 blocks: waits
+    for number in range(32):
+        d.tick(submit(f"small{number}-0", 4, 1))
+        assert d.admitted[-1] == f"small{number}-0"
+    # The large one has been passed often enough: now newcomers would have to wait behind it.
+    step = d.tick(submit("small32-0", 4, 1))
+    assert [type(o) for o in step.outcomes] == [Refused]
+    assert d.scheduler.statistics().queued == 1
+
+
+def test_a_full_queue_refuses_even_while_slots_come_free():
+    d = Driver(Scheduler(LIMITS, queue_limit=1))
+    d.tick(submit("a-0", 4, 1), submit("b-0", 4, 50), submit("c-0", 4, 9))
+    # a has ended, c is about to take its slot: nobody may count on it.
+    step = d.tick(submit("d-0", 4, 1))
+    assert [type(o) for o in step.outcomes] == [Refused, Admitted]
+
+
 def test_choices_of_one_request_are_refused_together():
     d = Driver(Scheduler(LIMITS, queue_limit=2))
     d.tick(submit("a-0", 4, 50), submit("b-0", 4, 50))
