@@ -1,0 +1,16 @@
+"""How much memory this machine can still give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MEMINFO = Path("/proc/meminfo")
+
+
+def available_memory(path: Path = MEMINFO) -> int:
+    """Bytes that Linux estimates can be allocated without swapping."""
+    for line in path.read_text("ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    message = f"{path} does not state MemAvailable"
+    raise OSError(message)

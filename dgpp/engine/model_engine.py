@@ -1,0 +1,144 @@
+"""The engine that runs a model: plans in, candidates out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dgpp.checkpoint.binding import Binding
+from dgpp.checkpoint.checkpoint import Checkpoint
+from dgpp.engine.base import EngineLimits
+from dgpp.engine.row_selection import RowSelector
+from dgpp.models.observer import Observer
+from dgpp.models.plan import row_capacity
+from dgpp.models.registry import Model, family_of
+from dgpp.models.sources import CheckedWeights, LoadedWeights
+from dgpp.sample.candidates import Candidates, SlotTables
+from dgpp.sample.params import SamplingParams
+from dgpp.sched.plan import Open, Plan
+from kernels_numba.backend import Backend
+from kernels_numba.cpu.backend import CpuBackend
+
+I32Array = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class _Slot:
+    prompt: I32Array
+    sampling: SamplingParams
+
+
+class ModelEngine:
+    """Implements `dgpp.engine.base.Engine` with a checkpoint's weights on the CPU backend.
+
+    Loading binds every tensor before it reads one: CheckpointError names what does not fit.
+    `drafts` loads the draft layers too (their numbers can be checked; they do not serve yet).
+    `observer`, when set, sees each layer of every forward.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint | Path,
+        limits: EngineLimits,
+        threads: int,
+        *,
+        drafts: bool = False,
+    ) -> None:
+        if isinstance(checkpoint, Path):
+            checkpoint = Checkpoint(checkpoint)
+        self.limits = limits
+        self.observer: Observer | None = None
+        self.backend: Backend = CpuBackend(row_capacity(limits), threads)
+        self.model = _load(checkpoint, self.backend, drafts=drafts)
+        planes = [
+            self.backend.plane(limits.blocks, limits.block_tokens, p.kv_heads, p.head_dim)
+            for p in self.model.state.planes
+        ]
+        self.model.prepare(self.backend, planes, limits.position_ceiling)
+        width = -(-limits.position_ceiling // limits.block_tokens)
+        self.rows = self.backend.rows(limits.slots, width)
+        self._slots: list[_Slot | None] = [None] * limits.slots
+        self._sampled: list[int] = []
+        sampled = limits.slots * (1 + limits.max_drafts)
+        self._logits = np.zeros((sampled, limits.vocab_size), np.float32)
+        self._selector = RowSelector(limits, sampled)
+
+    def warm_up(self) -> None:
+        """Compile or load every kernel and touch all scratch, before the first request."""
+        rows = self.rows
+        for count in (1, min(2, rows.capacity), rows.capacity):
+            rows.count = count
+            rows.positions[:count] = 0
+            rows.slots[:count] = 0
+            rows.tokens[:count] = 0
+            self.model.forward(rows)
+            self.model.logits([0], self._logits[:1])
+        self._selector.warm_up(self._logits)
+
+    def forward(self, plan: Plan) -> None:
+        for slot in plan.closes:
+            self._slots[slot] = None
+        for opened in plan.opens:
+            self._open(opened)
+        index = self._fill(plan)
+        self._sampled = plan.sampled_slots()
+        if self.rows.count:
+            self.model.forward(self.rows, self.observer)
+            if index:
+                self.model.logits(index, self._logits[: len(index)])
+
+    def _open(self, opened: Open) -> None:
+        prompt = opened.request.prompt_ids.astype(np.int32)
+        self._slots[opened.slot] = _Slot(prompt, opened.request.sampling)
+        self.rows.tables[opened.slot, : len(opened.blocks)] = opened.blocks
+
+    def _fill(self, plan: Plan) -> list[int]:
+        """Write the plan's rows; the rows whose logits are sampled."""
+        rows = self.rows
+        index: list[int] = []
+        at = 0
+        for chunk in plan.prefills:
+            end = at + chunk.count
+            held = self._slot(chunk.slot)
+            rows.tokens[at:end] = held.prompt[chunk.start : chunk.start + chunk.count]
+            rows.positions[at:end] = np.arange(chunk.start, chunk.start + chunk.count)
+            rows.slots[at:end] = chunk.slot
+            at = end
+            if chunk.last:
+                index.append(end - 1)
+        for row in plan.decodes:
+            rows.tokens[at] = row.token
+            rows.positions[at] = row.position
+            rows.slots[at] = row.slot
+            index.append(at)
+            at += 1
+        rows.count = at
+        return index
+
+    def _slot(self, slot: int) -> _Slot:
+        held = self._slots[slot]
+        assert held is not None, f"slot {slot} is not open"
+        return held
+
+    def select(self, tables: SlotTables) -> Candidates:
+        slots = self._sampled
+        params = [self._slot(slot).sampling for slot in slots]
+        return self._selector.select(self._logits, slots, params, tables)
+
+    def full_rows(self, rows: Sequence[int]) -> npt.NDArray[np.float32]:
+        return self._selector.adjusted(self._logits, rows)
+
+
+def _load(checkpoint: Checkpoint, backend: Backend, *, drafts: bool) -> Model:
+    family = family_of(checkpoint.config)
+    config = family.parse(checkpoint.config)
+    trial = Binding(checkpoint)
+    family.build(config, CheckedWeights(trial), drafts=drafts)
+    trial.finish()
+    model: Model = family.build(config, LoadedWeights(Binding(checkpoint), backend), drafts=drafts)
+    checkpoint.release()
+    return model

@@ -1,0 +1,78 @@
+"""GLM-4.7's forward pass over ragged rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dgpp.models.glm4_moe.config import Glm4MoeConfig
+from dgpp.models.glm4_moe.draft import Glm4MoeDraft
+from dgpp.models.glm4_moe.layer import Glm4MoeLayer, plane, workspace_shape
+from dgpp.models.layers.rope import rotary_angles
+from dgpp.models.layers.workspace import Workspace
+from dgpp.models.observer import Observer
+from dgpp.models.sources import Linear, WeightSource
+from dgpp.state.declaration import StateDeclaration
+from kernels_numba.backend import Backend, F32Array, Norm, Plane, Rows, Tensor
+
+
+class Glm4MoeModel:
+    """Embedding, layers, final norm, head; `drafts` loads the draft layers beside them."""
+
+    def __init__(self, config: Glm4MoeConfig, source: WeightSource, *, drafts: bool) -> None:
+        self._config = config
+        vocab, hidden = config.vocab_size, config.hidden_size
+        self.embedding = source.matrix("embedding", [Linear("model.embed_tokens", vocab, hidden)])
+        self._layers = [
+            Glm4MoeLayer(config, source, layer) for layer in range(config.num_hidden_layers)
+        ]
+        self._norm_weight = source.vector("norms", "model.norm.weight", hidden)
+        if config.tie_word_embeddings:
+            self.head = self.embedding
+            source.ignore("lm_head.weight")
+        else:
+            head = Linear("lm_head", vocab, hidden, config.form("lm_head"))
+            self.head = source.matrix("head", [head])
+        extra = source if drafts else source.unloaded()
+        first = config.num_hidden_layers
+        built = [
+            Glm4MoeDraft(config, extra, first + level)
+            for level in range(config.num_nextn_predict_layers)
+        ]
+        self.drafts = built if drafts else []
+        self.state = StateDeclaration(
+            tuple(plane(config, layer) for layer in range(first + len(self.drafts)))
+        )
+        self.workspace = workspace_shape(config, drafts=bool(self.drafts))
+
+    def prepare(self, backend: Backend, planes: Sequence[Plane], positions: int) -> None:
+        """Allocate activations and tables; `planes` follow `state.planes`."""
+        config = self._config
+        self._ops = backend
+        self._norm = Norm(self._norm_weight, config.rms_norm_eps)
+        self.work = Workspace(backend, self.workspace)
+        angles = backend.rotary_table(
+            rotary_angles(positions, config.rotated, config.rope_theta)
+        )
+        for layer, held in zip(self._layers, planes, strict=False):
+            layer.prepare(angles, held)
+        for draft, held in zip(self.drafts, planes[len(self._layers) :], strict=True):
+            draft.prepare(backend, angles, held)
+
+    def forward(self, rows: Rows, observer: Observer | None = None) -> None:
+        """Run all rows; keys and values of each go to its slot's blocks."""
+        ops, work = self._ops, self.work
+        ops.embed(rows, self.embedding, work.x)
+        if observer is not None:
+            observer.hidden(0, rows, work.x)
+        for index, layer in enumerate(self._layers):
+            layer.forward(ops, rows, work, observer)
+            if observer is not None:
+                observer.hidden(index + 1, rows, work.x)
+
+    def final_hidden(self, rows: Rows, out: Tensor) -> None:
+        """out[r] = the last forward's row r after the final norm."""
+        self._ops.norm(rows, self.work.x, self._norm, out)
+
+    def logits(self, index: Sequence[int], out: F32Array) -> None:
+        """float32 [len(index), V] of rows `index` of the last forward."""
+        self._ops.head(self.work.x, index, self._norm, self.head, out)

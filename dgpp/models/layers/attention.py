@@ -1,0 +1,78 @@
+"""Grouped-query attention with optional bias, per-head q/k norm and partial half-split rotary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dgpp.models.layers.workspace import Workspace
+from dgpp.models.sources import Linear, WeightSource
+from kernels_numba.backend import Attention, Backend, Norm, Plane, Rows, Tensor
+from kernels_numba.weights import Form
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """`rotated` leading dimensions of each head turn; the rest pass through."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotated: int
+    eps: float
+    bias: bool
+    qk_norm: bool
+
+    @property
+    def qkv(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+
+class GqaAttention:
+    """x += o_proj(attention(norm(x))). Keys and values of every row go to the layer's plane."""
+
+    def __init__(self, source: WeightSource, prefix: str, shape: AttentionShape, form: Form) -> None:
+        self._shape = shape
+        hidden, dim = shape.hidden, shape.head_dim
+        sizes = {"q": shape.heads * dim, "k": shape.kv_heads * dim, "v": shape.kv_heads * dim}
+        name = f"{prefix}.self_attn"
+        self._norm_weight = source.vector("norms", f"{prefix}.input_layernorm.weight", hidden)
+        self._qkv = source.matrix(
+            "attention", [Linear(f"{name}.{p}_proj", n, hidden, form) for p, n in sizes.items()]
+        )
+        self._bias: Tensor | None = None
+        if shape.bias:
+            biases = [(f"{name}.{p}_proj.bias", n) for p, n in sizes.items()]
+            self._bias = source.joined("attention", biases)
+        output = Linear(f"{name}.o_proj", hidden, shape.heads * dim, form)
+        self._output = source.matrix("attention", [output])
+        self._qk_norms: list[Tensor] = []
+        if shape.qk_norm:
+            self._qk_norms = [
+                source.vector("norms", f"{name}.{p}_norm.weight", dim) for p in ("q", "k")
+            ]
+        # Scales of a quantised cache, which the full-precision cache has no use for.
+        source.ignore(f"{name}.k_proj.k_scale")
+        source.ignore(f"{name}.v_proj.v_scale")
+
+    def prepare(self, angles: Tensor, plane: Plane) -> None:
+        """Give the layer its rotary table and its part of the cache, once."""
+        shape = self._shape
+        norms = [Norm(weight, shape.eps) for weight in self._qk_norms] or [None, None]
+        self._plane = plane
+        self._norm = Norm(self._norm_weight, shape.eps)
+        self._attention = Attention(
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.head_dim**-0.5,
+            angles,
+            q_norm=norms[0],
+            k_norm=norms[1],
+        )
+
+    def forward(self, ops: Backend, rows: Rows, work: Workspace) -> None:
+        ops.linear(rows, work.x, self._qkv, work.qkv, norm=self._norm, bias=self._bias)
+        ops.rotary_cache_write(rows, work.qkv, self._attention, self._plane, work.queries)
+        ops.attend_paged(rows, work.queries, self._attention, self._plane, work.attended)
+        ops.linear(rows, work.attended, self._output, work.x, add=True)

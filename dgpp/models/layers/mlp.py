@@ -1,0 +1,51 @@
+"""Gated MLP."""
+
+from __future__ import annotations
+
+from dgpp.models.layers.workspace import Workspace
+from dgpp.models.observer import Observer
+from dgpp.models.sources import Linear, WeightSource
+from kernels_numba.backend import Backend, Norm, Rows, Tensor
+from kernels_numba.weights import Form
+
+
+class GatedMlp:
+    """down(silu(gate(x)) · up(x))."""
+
+    def __init__(
+        self, source: WeightSource, item: str, name: str, hidden: int, inner: int, form: Form
+    ) -> None:
+        sides = [Linear(f"{name}.{side}_proj", inner, hidden, form) for side in ("gate", "up")]
+        self._gate_up = source.matrix(item, sides)
+        self._down = source.matrix(item, [Linear(f"{name}.down_proj", hidden, inner, form)])
+
+    def forward(
+        self,
+        ops: Backend,
+        rows: Rows,
+        work: Workspace,
+        source: Tensor,
+        out: Tensor,
+        *,
+        norm: Norm | None,
+        add: bool,
+    ) -> None:
+        """out = (out +) mlp(norm(source))."""
+        ops.gated(rows, source, self._gate_up, work.act, norm=norm)
+        ops.linear(rows, work.act, self._down, out, add=add)
+
+
+class DenseMlp:
+    """x += mlp(norm(x))."""
+
+    def __init__(
+        self, source: WeightSource, prefix: str, hidden: int, inner: int, eps: float, form: Form
+    ) -> None:
+        weight = source.vector("norms", f"{prefix}.post_attention_layernorm.weight", hidden)
+        self._norm = Norm(weight, eps)
+        self._mlp = GatedMlp(source, "mlp", f"{prefix}.mlp", hidden, inner, form)
+
+    def forward(
+        self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None
+    ) -> None:
+        self._mlp.forward(ops, rows, work, work.x, work.x, norm=self._norm, add=True)

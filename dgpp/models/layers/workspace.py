@@ -1,0 +1,40 @@
+"""The activations of one step, allocated once and shared by all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels_numba.backend import Backend, Routes, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceShape:
+    """Widths in values. 0 experts per token where the model has no MoE layer."""
+
+    hidden: int
+    qkv: int
+    queries: int
+    attended: int
+    intermediate: int
+    experts_per_token: int
+
+    def row_bytes(self) -> int:
+        """float32 bytes per row, kernels' own scratch included."""
+        held = 3 * self.hidden + self.qkv + self.queries + self.attended + self.intermediate
+        scratch = self.hidden + max(2 * self.intermediate, self.qkv)
+        pairs = self.experts_per_token * (2 * self.hidden + 3 * self.intermediate)
+        return 4 * (held + scratch + pairs)
+
+
+class Workspace:
+    """x: the residual; the others are free between a layer's operations."""
+
+    def __init__(self, backend: Backend, shape: WorkspaceShape) -> None:
+        self.x: Tensor = backend.tensor(shape.hidden)
+        self.normed: Tensor = backend.tensor(shape.hidden)
+        self.shared: Tensor = backend.tensor(shape.hidden)
+        self.qkv: Tensor = backend.tensor(shape.qkv)
+        self.queries: Tensor = backend.tensor(shape.queries)
+        self.attended: Tensor = backend.tensor(shape.attended)
+        self.act: Tensor = backend.tensor(shape.intermediate)
+        self.routes: Routes = backend.routes(max(1, shape.experts_per_token))

@@ -1,0 +1,17 @@
+"""Taps into a forward pass, for checks; a served model has none."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kernels_numba.backend import Routes, Rows, Tensor
+
+
+class Observer(Protocol):
+    """Called during a forward pass with the backend's own tensors; copy what is to be kept."""
+
+    def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
+        """The residual after the embedding (index 0) and after layer `index` − 1."""
+
+    def routed(self, layer: int, rows: Rows, routes: Routes) -> None:
+        """The expert choices of an MoE layer."""

@@ -1,0 +1,136 @@
+"""The memory plan: what an engine will hold, item by item, from config.json and settings alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dgpp.engine.base import EngineLimits
+from dgpp.errors import ConfigError, MemoryPlanError
+from dgpp.models.registry import family_of
+from dgpp.models.sources import PlannedWeights
+
+BLOCK_TOKENS = 64
+CHUNK_ALIGN = 64
+CHUNK_LIMIT = 1024
+HEADROOM = 1 << 30
+"""Bytes that must stay free beside the plan."""
+RUNTIME = 160 << 20
+"""Interpreter, libraries, compiled kernels and kernel scratch of an engine process."""
+MIB = 1 << 20
+
+
+class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings that size an engine.
+
+    `kv_capacity` tokens in all slots together, rounded up to blocks. `max_positions` bounds one
+    request; 0 takes what the model and the capacity allow. `drafts` loads draft layers.
+    """
+
+    slots: int = 8
+    kv_capacity: int = 8192
+    max_positions: int = 0
+    candidates: int = 128
+    kv_dtype: str = "bf16"
+    drafts: bool = False
+
+
+class MemoryItem(msgspec.Struct, frozen=True):
+    name: str
+    bytes: int
+
+
+class MemoryPlan(msgspec.Struct, frozen=True):
+    """`items` largest first; `token_bytes` is what one more token of kv_capacity would add;
+    `read_bytes` the weights that one decode step of one row reads; `notes` are for the log."""
+
+    items: tuple[MemoryItem, ...]
+    limits: EngineLimits
+    token_bytes: int
+    read_bytes: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+
+def _read_bytes(weights: dict[str, int], config: Any) -> int:
+    """One row reads every matrix but the embedding table and the experts not chosen."""
+    read = dict(weights)
+    if "head" in read:
+        read.pop("embedding")
+    if "experts" in read:
+        share = config.num_experts_per_tok / config.n_routed_experts
+        read["experts"] = int(read["experts"] * share)
+    read.pop("draft", None)
+    return sum(read.values())
+
+
+def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1) -> MemoryPlan:
+    """The plan of one rank. Raises CheckpointError for a model that is not served, ConfigError
+    for settings that no engine could take."""
+    if world != 1:
+        message = f"world_size: {world} is not supported yet, only 1"
+        raise ConfigError(message)
+    family = family_of(config)
+    parsed = family.parse(config)
+    source = PlannedWeights()
+    model = family.build(parsed, source, drafts=settings.drafts)
+    blocks = -(-settings.kv_capacity // BLOCK_TOKENS)
+    ceiling = min(parsed.max_position_embeddings, blocks * BLOCK_TOKENS)
+    if settings.max_positions:
+        ceiling = min(ceiling, settings.max_positions)
+    limits = EngineLimits(
+        slots=settings.slots,
+        vocab_size=parsed.vocab_size,
+        position_ceiling=ceiling,
+        block_tokens=BLOCK_TOKENS,
+        blocks=blocks,
+        chunk_align=CHUNK_ALIGN,
+        chunk_limit=CHUNK_LIMIT,
+        candidates=min(settings.candidates, parsed.vocab_size),
+    )
+    capacity = row_capacity(limits)
+    token_bytes = model.state.token_bytes()
+    sizes = {
+        **{f"weights: {name}": size for name, size in source.items.items()},
+        "kv cache": token_bytes * blocks * BLOCK_TOKENS,
+        "activations": model.workspace.row_bytes() * capacity,
+        "rotary table": 4 * ceiling * parsed.rotated,
+        "logits": 8 * settings.slots * parsed.vocab_size,
+        "runtime": RUNTIME,
+    }
+    items = [MemoryItem(name, size) for name, size in sizes.items()]
+    items.sort(key=lambda item: (-item.bytes, item.name))
+    notes = [f"kv_dtype {settings.kv_dtype}: the CPU backend stores float32 rows"]
+    return MemoryPlan(
+        tuple(items), limits, token_bytes, _read_bytes(source.items, parsed), tuple(notes)
+    )
+
+
+def row_capacity(limits: EngineLimits) -> int:
+    """Rows of one step: a full set of prefill chunks beside every slot's decode rows."""
+    return limits.chunk_limit + limits.slots * (1 + limits.max_drafts)
+
+
+def require_fit(plan: MemoryPlan, free_bytes: int, headroom: int = HEADROOM) -> None:
+    """Raises MemoryPlanError when plan + headroom exceed `free_bytes`, naming the largest items
+    and the largest kv_capacity that fits."""
+    if plan.total + headroom <= free_bytes:
+        return
+    block_bytes = plan.token_bytes * plan.limits.block_tokens
+    fixed = plan.total - block_bytes * plan.limits.blocks
+    blocks = max(0, (free_bytes - headroom - fixed) // max(1, block_bytes))
+    largest = ", ".join(f"{item.name} {item.bytes // MIB} MiB" for item in plan.items[:4])
+    remedy = (
+        f"the largest engine.kv_capacity that fits is {blocks * plan.limits.block_tokens}"
+        if blocks
+        else "no engine.kv_capacity fits"
+    )
+    message = (
+        f"memory plan: {plan.total // MIB} MiB and {headroom // MIB} MiB of headroom exceed the "
+        f"{free_bytes // MIB} MiB that are free; largest: {largest}; {remedy}"
+    )
+    raise MemoryPlanError(message)

@@ -1,0 +1,67 @@
+"""The families that can be served, by config.json's model_type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dgpp.errors import CheckpointError
+from dgpp.models.glm4_moe import config as glm4_moe_config
+from dgpp.models.glm4_moe.model import Glm4MoeModel
+from dgpp.models.layers.workspace import WorkspaceShape
+from dgpp.models.observer import Observer
+from dgpp.models.sources import WeightSource
+from dgpp.state.declaration import StateDeclaration
+from kernels_numba.backend import Backend, F32Array, Plane, Rows, Tensor
+
+
+class FamilyConfig(Protocol):
+    """The sizes that every family's configuration has."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+
+class Model(Protocol):
+    """A family's forward pass. Built from a source of weights, then prepared on a backend."""
+
+    state: StateDeclaration
+    workspace: WorkspaceShape
+
+    def prepare(self, backend: Backend, planes: Sequence[Plane], positions: int) -> None:
+        """Allocate activations and tables; `planes` follow `state.planes`."""
+
+    def forward(self, rows: Rows, observer: Observer | None = None) -> None:
+        """Run the rows of a step."""
+
+    def final_hidden(self, rows: Rows, out: Tensor) -> None:
+        """The last forward's rows after the final norm."""
+
+    def logits(self, index: Sequence[int], out: F32Array) -> None:
+        """Host float32 [len(index), V] of rows of the last forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`parse` reads config.json; `build` makes the model; `rotated` widths of the angle table."""
+
+    name: str
+    parse: Callable[[dict[str, Any]], Any]
+    build: Callable[..., Any]
+
+
+FAMILIES = {"glm4_moe": Family("glm-4.7", glm4_moe_config.parse, Glm4MoeModel)}
+
+
+def family_of(config: dict[str, Any]) -> Family:
+    """The family of a parsed config.json. Raises CheckpointError naming its model_type."""
+    kind = config.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        known = ", ".join(sorted(FAMILIES))
+        message = f"config.json: model_type {kind!r} is not served; known: {known}"
+        raise CheckpointError(message)
+    return family

@@ -1,0 +1,188 @@
+"""The operations a forward pass is written against, and the shapes that name their arguments.
+
+A model sees opaque tensors, matrices and cache planes of its backend and never an array library.
+All rows of a step, of any request and phase, stand in one ragged batch: row r belongs to slot
+`rows.slots[r]` at position `rows.positions[r]`. Operations read and write the first
+`rows.count` rows of their tensors.
+
+Exactness: an operation's result for a row depends on that row, its weights and its own keys only,
+never on the number of rows, its place among them, its slot or its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels_numba.weights import Part
+
+Tensor: TypeAlias = Any
+"""float32 (CPU) or bf16 (GPU) [capacity, width] activations, or a vector of parameters."""
+Matrix: TypeAlias = Any
+"""Weights [N, K] in checkpoint form; one or several parts stacked along N."""
+Plane: TypeAlias = Any
+"""Keys and values of one layer: pool of blocks × heads × block_tokens × head_dim."""
+
+F32Array: TypeAlias = npt.NDArray[np.float32]
+I32Array: TypeAlias = npt.NDArray[np.int32]
+
+
+class Rows:
+    """What each row of the step is. Written by the engine, read by every operation.
+
+    tokens, positions, slots  int32 [capacity]
+    tables                    int32 [slots, table_width]: the cache blocks of each slot, in order
+    count                     rows of this step
+    """
+
+    def __init__(self, capacity: int, slots: int, table_width: int) -> None:
+        self.capacity = capacity
+        self.count = 0
+        self.tokens: I32Array = np.zeros(capacity, np.int32)
+        self.positions: I32Array = np.zeros(capacity, np.int32)
+        self.slots: I32Array = np.zeros(capacity, np.int32)
+        self.tables: I32Array = np.zeros((slots, table_width), np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMS norm: x / √(mean(x²) + eps) · weight."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Shape of grouped-query attention on this rank, and what is done to q and k before it.
+
+    `angles` is the rotary table (`Backend.rotary_table`); `q_norm`, `k_norm` are per-head norms
+    or None.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    angles: Tensor
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Sigmoid router: choose `top` by score + `bias`, weigh by score (normalised), times `scale`."""
+
+    gate: Matrix
+    bias: Tensor
+    experts: int
+    top: int
+    normalise: bool
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """All experts of a layer: `gate_up` stacks [gate; up] per expert, `down` one per expert."""
+
+    gate_up: Matrix
+    down: Matrix
+    intermediate: int
+
+
+class Routes:
+    """A step's expert choices: ids int32 [capacity, top] ascending, weights float32 alike."""
+
+    def __init__(self, capacity: int, top: int) -> None:
+        self.ids: I32Array = np.zeros((capacity, top), np.int32)
+        self.weights: F32Array = np.zeros((capacity, top), np.float32)
+
+
+class Backend(Protocol):
+    """Named operations over the rows of a step. Made once per engine, called from one thread."""
+
+    name: str
+
+    def rows(self, slots: int, table_width: int) -> Rows:
+        """The step's row metadata, for as many rows as the backend was made for."""
+
+    def tensor(self, width: int) -> Tensor:
+        """Activations of `width` values for every row of the step, zero at first."""
+
+    def vector(self, values: F32Array) -> Tensor:
+        """Parameters kept in float32: norms, biases."""
+
+    def matrix(self, parts: Sequence[Part]) -> Matrix:
+        """Take over weight parts of one form and K, stacked along N, in their checkpoint form."""
+
+    def rotary_table(self, angles: F32Array) -> Tensor:
+        """Cosines and sines of angles float32 [positions, rotated / 2]."""
+
+    def plane(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> Plane:
+        """An empty pool of key and value rows for one layer."""
+
+    def routes(self, top: int) -> Routes:
+        """Room for the expert choices of a step."""
+
+    def embed(self, rows: Rows, table: Matrix, out: Tensor) -> None:
+        """out[r] = table[tokens[r]]."""
+
+    def norm(self, rows: Rows, x: Tensor, norm: Norm, out: Tensor) -> None:
+        """out[r] = norm(x[r])."""
+
+    def linear(
+        self,
+        rows: Rows,
+        x: Tensor,
+        matrix: Matrix,
+        out: Tensor,
+        *,
+        norm: Norm | None = None,
+        bias: Tensor | None = None,
+        add: bool = False,
+    ) -> None:
+        """out[r] = matrix · norm(x[r]) + bias, added to what out[r] holds when `add`."""
+
+    def gated(
+        self, rows: Rows, x: Tensor, gate_up: Matrix, out: Tensor, *, norm: Norm | None = None
+    ) -> None:
+        """out[r] = silu(G · norm(x[r])) · (U · norm(x[r])); gate_up stacks [G; U]."""
+
+    def rotary_cache_write(
+        self, rows: Rows, qkv: Tensor, attention: Attention, plane: Plane, queries: Tensor
+    ) -> None:
+        """Norm and rotate q and k of qkv rows [q | k | v]; q to `queries`, k and v to the cache."""
+
+    def attend_paged(
+        self, rows: Rows, queries: Tensor, attention: Attention, plane: Plane, out: Tensor
+    ) -> None:
+        """out[r] = attention of row r over positions 0 … positions[r] of its slot."""
+
+    def route(self, rows: Rows, x: Tensor, routing: Routing, routes: Routes) -> None:
+        """Expert choices of each (normalised) row."""
+
+    def moe(
+        self,
+        rows: Rows,
+        x: Tensor,
+        experts: Experts,
+        routes: Routes,
+        shared: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """out[r] += Σ_e weight · expert_e(x[r]) in ascending e, then + shared[r]."""
+
+    def join(self, rows: Rows, first: Tensor, second: Tensor, out: Tensor) -> None:
+        """out[r] = [first[r] | second[r]]."""
+
+    def head(
+        self, x: Tensor, index: Sequence[int], norm: Norm | None, table: Matrix, out: F32Array
+    ) -> None:
+        """out[i, id] = table[id] · norm(x[index[i]]), host float32 [len(index), V]."""
+
+    def read(self, x: Tensor, count: int) -> F32Array:
+        """The first `count` rows as host float32 (a copy)."""

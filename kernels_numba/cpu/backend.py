@@ -1,0 +1,313 @@
+"""The CPU backend: float32 activations, Numba kernels, one arithmetic for every number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+
+from kernels_numba.backend import (
+    Attention,
+    Experts,
+    F32Array,
+    Norm,
+    Routes,
+    Routing,
+    Rows,
+)
+from kernels_numba.cpu import attention as attention_kernels
+from kernels_numba.cpu import linear as linear_kernels
+from kernels_numba.cpu import moe as moe_kernels
+from kernels_numba.cpu import rotary as rotary_kernels
+from kernels_numba.cpu import rows as row_kernels
+from kernels_numba.cpu.matrix import CpuMatrix
+from kernels_numba.cpu.memory import Block, allocate
+from kernels_numba.cpu.norm import rms_rows
+from kernels_numba.weights import VECTOR, Part
+
+_PAIR_BUFFERS = ("input", "raw", "act", "out", "sums")
+PARTIAL_BYTES = 4 << 20
+"""Scratch for attention spans computed side by side."""
+
+
+def padded(width: int) -> int:
+    """`width` rounded up to whole vectors."""
+    return -(-width // VECTOR) * VECTOR
+
+
+class CpuPlane:
+    """Keys and values of one layer, float32 [blocks, kv_heads, block_tokens, padded head_dim]."""
+
+    def __init__(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> None:
+        if attention_kernels.SPAN % block_tokens:
+            message = f"block_tokens must divide {attention_kernels.SPAN}, not {block_tokens}"
+            raise ValueError(message)
+        shape = (blocks, kv_heads, block_tokens, padded(head_dim))
+        self.block_tokens = block_tokens
+        self.keys = allocate(shape, np.float32)
+        self.values = allocate(shape, np.float32)
+        self.addresses = (int(self.keys.ctypes.data), int(self.values.ctypes.data))
+
+
+class CpuRows(Rows):
+    """Row metadata with its addresses looked up once."""
+
+    def __init__(self, capacity: int, slots: int, table_width: int) -> None:
+        super().__init__(capacity, slots, table_width)
+        self.tokens_at = int(self.tokens.ctypes.data)
+        self.metadata = (
+            int(self.positions.ctypes.data),
+            int(self.slots.ctypes.data),
+            int(self.tables.ctypes.data),
+            table_width,
+        )
+
+
+class CpuRoutes(Routes):
+    """Expert choices with room to sort them by expert."""
+
+    def __init__(self, capacity: int, top: int) -> None:
+        super().__init__(capacity, top)
+        self.top = top
+        self.ids_at = int(self.ids.ctypes.data)
+        self.weights_at = int(self.weights.ctypes.data)
+        self.order = np.zeros(capacity * top, np.int32)
+        self.place = np.zeros(capacity * top, np.int32)
+
+
+class CpuBackend:
+    """Implements `kernels_numba.backend.Backend` for up to `capacity` rows on `threads` threads."""
+
+    name = "cpu"
+
+    def __init__(self, capacity: int, threads: int) -> None:
+        self.capacity = capacity
+        self.threads = max(1, min(threads, numba.config.NUMBA_NUM_THREADS))
+        numba.set_num_threads(self.threads)
+        self._raw = Block(allocate((capacity, VECTOR), np.float32))
+        self._normed = Block(allocate((capacity, VECTOR), np.float32))
+        self._panels = Block(allocate((self.threads, VECTOR), np.float32))
+        self._attention = Block(allocate((self.threads, VECTOR), np.float32))
+        self._partials = allocate((PARTIAL_BYTES // 4,), np.float32)
+        self._partials_at = int(self._partials.ctypes.data)
+        self._pairs = {name: Block(allocate((1, VECTOR), np.float32)) for name in _PAIR_BUFFERS}
+        self._starts = np.zeros(VECTOR, np.int32)
+
+    # Construction ------------------------------------------------------------------------------
+
+    def rows(self, slots: int, table_width: int) -> CpuRows:
+        return CpuRows(self.capacity, slots, table_width)
+
+    def tensor(self, width: int) -> Block:
+        return Block(allocate((self.capacity, padded(width)), np.float32), width)
+
+    def vector(self, values: F32Array) -> Block:
+        held = allocate((padded(values.size),), np.float32)
+        held[: values.size] = values.reshape(-1)
+        return Block(held, values.size)
+
+    def matrix(self, parts: Sequence[Part]) -> CpuMatrix:
+        matrix = CpuMatrix(parts)
+        self._normed = _grown(self._normed, self.capacity, matrix.depth)
+        floats = linear_kernels.panel_floats(matrix.depth)
+        self._panels = _grown(self._panels, self.threads, floats)
+        return matrix
+
+    def rotary_table(self, angles: F32Array) -> Block:
+        return Block(np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
+
+    def plane(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> CpuPlane:
+        return CpuPlane(blocks, block_tokens, kv_heads, head_dim)
+
+    def routes(self, top: int) -> CpuRoutes:
+        return CpuRoutes(self.capacity, top)
+
+    # Rows --------------------------------------------------------------------------------------
+
+    def embed(self, rows: CpuRows, table: CpuMatrix, out: Block) -> None:
+        row_kernels.embed(
+            table.form, rows.tokens_at, rows.count, *table.weights, table.depth,
+            out.address, out.stride,
+        )  # fmt: skip
+
+    def norm(self, rows: CpuRows, x: Block, norm: Norm, out: Block) -> None:
+        rms_rows(
+            x.address, x.stride, rows.count, norm.weight.address, x.width, padded(x.width),
+            norm.eps, out.address, out.stride,
+        )  # fmt: skip
+
+    def join(self, rows: CpuRows, first: Block, second: Block, out: Block) -> None:
+        out.array[: rows.count, : first.width] = first.array[: rows.count, : first.width]
+        joined = out.array[: rows.count, first.width : first.width + second.width]
+        joined[...] = second.array[: rows.count, : second.width]
+
+    def read(self, x: Block, count: int) -> F32Array:
+        return x.array[:count, : x.width].copy()
+
+    # Projections -------------------------------------------------------------------------------
+
+    def linear(
+        self,
+        rows: CpuRows,
+        x: Block,
+        matrix: CpuMatrix,
+        out: Block,
+        *,
+        norm: Norm | None = None,
+        bias: Block | None = None,
+        add: bool = False,
+    ) -> None:
+        raw = self._raw
+        if raw.width < matrix.rows and (add or bias is not None):
+            raw = self._raw = _grown(raw, self.capacity, matrix.rows)
+        linear_kernels.linear(
+            matrix.form, x.address, x.stride, rows.count, *matrix.weights, matrix.rows,
+            matrix.depth, 0 if bias is None else bias.address, int(add), raw.address, raw.stride,
+            out.address, out.stride, self._panels.address, self._panels.stride,
+            *self._norm_arguments(norm, x),
+        )  # fmt: skip
+
+    def gated(
+        self,
+        rows: CpuRows,
+        x: Block,
+        gate_up: CpuMatrix,
+        out: Block,
+        *,
+        norm: Norm | None = None,
+    ) -> None:
+        raw = self._raw
+        if raw.width < gate_up.rows:
+            raw = self._raw = _grown(raw, self.capacity, gate_up.rows)
+        linear_kernels.gated(
+            gate_up.form, x.address, x.stride, rows.count, *gate_up.weights, gate_up.rows // 2,
+            gate_up.depth, raw.address, raw.stride, out.address, out.stride, self._panels.address,
+            self._panels.stride, *self._norm_arguments(norm, x),
+        )  # fmt: skip
+
+    def _norm_arguments(self, norm: Norm | None, x: Block) -> tuple[int, int, float, int, int]:
+        normed = self._normed
+        if norm is None:
+            return 0, 0, 0.0, 0, 0
+        return norm.weight.address, x.width, norm.eps, normed.address, normed.stride
+
+    def head(
+        self,
+        x: Block,
+        index: Sequence[int],
+        norm: Norm | None,
+        table: CpuMatrix,
+        out: F32Array,
+    ) -> None:
+        count = len(index)
+        packed = self._pairs["input"] = _grown(self._pairs["input"], max(count, 1), x.width)
+        packed.array[:count, : x.width] = x.array[list(index), : x.width]
+        linear_kernels.linear(
+            table.form, packed.address, packed.stride, count, *table.weights, table.rows,
+            table.depth, 0, 0, 0, 0, int(out.ctypes.data), int(out.strides[0]),
+            self._panels.address, self._panels.stride, *self._norm_arguments(norm, x),
+        )  # fmt: skip
+
+    # Attention ---------------------------------------------------------------------------------
+
+    def rotary_cache_write(
+        self, rows: CpuRows, qkv: Block, attention: Attention, plane: CpuPlane, queries: Block
+    ) -> None:
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        rotary_kernels.rotary_cache_write(
+            qkv.address, qkv.stride, rows.count, *rows.metadata, attention.heads,
+            attention.kv_heads, attention.head_dim, padded(attention.head_dim),
+            0 if q_norm is None else q_norm.weight.address,
+            0 if k_norm is None else k_norm.weight.address,
+            0.0 if q_norm is None else q_norm.eps, attention.angles.address,
+            attention.angles.width // 2, queries.address, queries.stride, *plane.addresses,
+            plane.block_tokens,
+        )  # fmt: skip
+
+    def attend_paged(
+        self, rows: CpuRows, queries: Block, attention: Attention, plane: CpuPlane, out: Block
+    ) -> None:
+        group = attention.heads // attention.kv_heads
+        width = padded(attention.head_dim)
+        state = group * (width + VECTOR)
+        self._attention = _grown(
+            self._attention, self.threads, 2 * state + group * attention_kernels.SPAN
+        )
+        attention_kernels.attend_paged(
+            queries.address, queries.stride, rows.count, *rows.metadata, group,
+            attention.kv_heads, attention.head_dim, width, plane.block_tokens, attention.scale,
+            *plane.addresses, out.address, out.stride, self._attention.address,
+            self._attention.stride, self._partials_at, self._partials.size // state,
+            self.threads,
+        )  # fmt: skip
+
+    # Experts -----------------------------------------------------------------------------------
+
+    def route(self, rows: CpuRows, x: Block, routing: Routing, routes: CpuRoutes) -> None:
+        gate = routing.gate
+        raw = self._raw = _grown(self._raw, self.capacity, 3 * padded(routing.experts))
+        linear_kernels.linear(
+            gate.form, x.address, x.stride, rows.count, *gate.weights, gate.rows, gate.depth,
+            0, 0, 0, 0, raw.address, raw.stride, self._panels.address, self._panels.stride,
+            0, 0, 0.0, 0, 0,
+        )  # fmt: skip
+        moe_kernels.route_sigmoid(
+            raw.address, raw.stride, rows.count, routing.experts, routing.bias.address,
+            routing.top, int(routing.normalise), routing.scale,
+            raw.address + 4 * padded(routing.experts), routes.ids_at, routes.weights_at,
+        )  # fmt: skip
+
+    def moe(
+        self,
+        rows: CpuRows,
+        x: Block,
+        experts: Experts,
+        routes: CpuRoutes,
+        shared: Block | None,
+        out: Block,
+    ) -> None:
+        gate_up, down, top = experts.gate_up, experts.down, routes.top
+        pairs = rows.count * top
+        number = gate_up.rows // (2 * experts.intermediate)
+        if self._starts.size <= number:
+            self._starts = np.zeros(number + 1, np.int32)
+        starts, order, place = (
+            int(a.ctypes.data) for a in (self._starts, routes.order, routes.place)
+        )
+        taken, raw, act, result, sums = self._pair_buffers(top, experts)
+        moe_kernels.group_by_expert(routes.ids_at, pairs, number, starts, order, place)
+        moe_kernels.gather_pairs(
+            x.address, x.stride, order, pairs, top, x.width, taken.address, taken.stride
+        )
+        moe_kernels.expert_rows(
+            gate_up.form, taken.address, taken.stride, pairs, starts, number, *gate_up.weights,
+            experts.intermediate, gate_up.depth, raw.address, raw.stride, act.address, act.stride,
+            down.form, *down.weights, x.width, down.depth, result.address, result.stride,
+            self._panels.address, self._panels.stride,
+        )  # fmt: skip
+        moe_kernels.combine(
+            result.address, result.stride, place, routes.weights_at, top, rows.count,
+            0 if shared is None else shared.address, 0 if shared is None else shared.stride,
+            x.width, out.address, out.stride, sums.address,
+        )  # fmt: skip
+
+    def _pair_buffers(self, top: int, experts: Experts) -> list[Block]:
+        widths = {
+            "input": experts.gate_up.depth,
+            "raw": 2 * experts.intermediate,
+            "act": experts.down.depth,
+            "out": experts.gate_up.columns,
+            "sums": experts.gate_up.depth,
+        }
+        for name, width in widths.items():
+            self._pairs[name] = _grown(self._pairs[name], self.capacity * top, width)
+        return [self._pairs[name] for name in widths]
+
+
+def _grown(block: Block, rows: int, width: int) -> Block:
+    """`block`, or a larger one when it does not hold `rows` × `width`."""
+    if block.width >= width and block.array.shape[0] >= rows:
+        return block
+    shape = (max(rows, block.array.shape[0]), max(padded(width), block.width))
+    return Block(allocate(shape, np.float32))

@@ -1,0 +1,57 @@
+"""Typed views over raw addresses: kernels take integers, which cost nothing to pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import carray, types
+from numba.extending import intrinsic
+
+from kernels_numba.jit import kernel
+
+# ruff: noqa: ANN001, ANN202 - numba.extending calls intrinsics with compiler objects.
+
+
+def _pointer_to(element: Any) -> Any:
+    pointer = types.CPointer(element)
+
+    def cast(typing_context, address):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            return builder.inttoptr(args[0], context.get_value_type(pointer))
+
+        return pointer(types.int64), codegen
+
+    cast.__name__ = f"pointer_{element}"
+    return intrinsic(cast)
+
+
+pointer_f32 = _pointer_to(types.float32)
+pointer_i32 = _pointer_to(types.int32)
+pointer_i64 = _pointer_to(types.int64)
+pointer_u16 = _pointer_to(types.uint16)
+
+
+@kernel(inline=True)
+def view_f32(address: int, count: int) -> Any:
+    """float32 [count] at `address`."""
+    return carray(pointer_f32(address), (count,))
+
+
+@kernel(inline=True)
+def view_i32(address: int, count: int) -> Any:
+    """int32 [count] at `address`."""
+    return carray(pointer_i32(address), (count,))
+
+
+@kernel(inline=True)
+def view_i64(address: int, count: int) -> Any:
+    """int64 [count] at `address`."""
+    return carray(pointer_i64(address), (count,))
+
+
+@kernel(inline=True)
+def view_u16(address: int, count: int) -> Any:
+    """uint16 [count] at `address`."""
+    return carray(pointer_u16(address), (count,))
+
+

@@ -1,0 +1,247 @@
+"""The two inner loops of the CPU backend, as LLVM IR: a tile of dot products, a tile of sums.
+
+Dot tile: out[r, c] = Σ_k x[r, k] · w[c, k]. Every output has one accumulator of sixteen lanes that
+runs over k in order by fused multiply-add and is folded 16 → 8 → 4 → 2 → 1 at the end. The result
+depends on (K, form) alone: not on the tile's size, the row's place in it, or the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kernels_numba.cpu.forms import (
+    F32,
+    I32,
+    I64,
+    LOADERS,
+    FloatVector,
+    RowPointers,
+    constant,
+    load_f32,
+    splat,
+)
+from kernels_numba.weights import VECTOR, Form
+
+# ruff: noqa: ANN001, ANN202 - numba.extending calls intrinsics with compiler objects.
+
+ROWS = 4
+COLUMNS = 4
+
+
+def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    signature = ir.FunctionType(FloatVector, [FloatVector] * 3)
+    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.fma.v16f32")
+    return builder.call(function, [a, b, c])
+
+
+def _fold(builder: Any, vector: Any) -> Any:
+    """Sum of the lanes: halves added to halves until one is left."""
+    width = VECTOR
+    while width > 1:
+        half = width // 2
+        undefined = ir.Constant(vector.type, ir.Undefined)
+        mask = ir.VectorType(I32, half)
+        low = builder.shuffle_vector(vector, undefined, ir.Constant(mask, list(range(half))))
+        high = builder.shuffle_vector(
+            vector, undefined, ir.Constant(mask, list(range(half, width)))
+        )
+        vector = builder.fadd(low, high)
+        width = half
+    return builder.extract_element(vector, ir.Constant(I32, 0))
+
+
+def _clamped(builder: Any, index: int, last: Any) -> Any:
+    """`index`, or `last` where the tile sticks out: the spare lanes repeat the last row."""
+    if index == 0:
+        return constant(0)
+    inside = builder.icmp_signed("<", constant(index), last)
+    return builder.select(inside, constant(index), last)
+
+
+def _offsets(builder: Any, base: Any, stride: Any, indices: list[Any]) -> list[Any]:
+    return [builder.add(base, builder.mul(stride, index)) for index in indices]
+
+
+def _grid(rows: int, columns: int) -> list[tuple[int, int]]:
+    return [(r, c) for r in range(rows) for c in range(columns)]
+
+
+def _counted_loop(
+    builder: Any, count: Any, step: int, first: list[Any], body: Callable[[Any, list[Any]], Any]
+) -> list[Any]:
+    """Run `body(k, carried)` for k = 0, step, … < count (at least once); the carried values."""
+    entry = builder.block
+    loop = builder.append_basic_block("loop")
+    done = builder.append_basic_block("done")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    k = builder.phi(I64)
+    k.add_incoming(constant(0), entry)
+    carried = [builder.phi(FloatVector) for _ in first]
+    for phi, start in zip(carried, first, strict=True):
+        phi.add_incoming(start, entry)
+    after = body(k, carried)
+    following = builder.add(k, constant(step))
+    k.add_incoming(following, loop)
+    for phi, value in zip(carried, after, strict=True):
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
+    builder.position_at_end(done)
+    return list(after)
+
+
+def _weight_rows(builder: Any, form: Form, args: list[Any], indices: list[Any]) -> list[Any]:
+    weight, stride, scale, scale_stride, factors = args
+    data = _offsets(builder, weight, stride, indices)
+    if form is not Form.NVFP4:
+        return [RowPointers(address, None, None) for address in data]
+    scales = _offsets(builder, scale, scale_stride, indices)
+    factor_at = _offsets(builder, factors, constant(4), indices)
+    loaded = [builder.load(builder.inttoptr(a, F32.as_pointer())) for a in factor_at]
+    return [RowPointers(*fields) for fields in zip(data, scales, loaded, strict=True)]
+
+
+def _dot_tile(form: Form, rows: int, columns: int) -> Any:
+    load_weight = LOADERS[form]
+
+    def emit(builder: Any, args: list[Any]) -> None:
+        x, x_stride, last_row, last_column, *weight_args, depth, out, out_stride = args
+        row_index = [_clamped(builder, r, last_row) for r in range(rows)]
+        column_index = [_clamped(builder, c, last_column) for c in range(columns)]
+        inputs = [RowPointers(a, None, None) for a in _offsets(builder, x, x_stride, row_index)]
+        weights = _weight_rows(builder, form, weight_args, column_index)
+
+        def body(k: Any, sums: list[Any]) -> list[Any]:
+            w = [load_weight(builder, row, k) for row in weights]
+            x = [load_f32(builder, row, k) for row in inputs]
+            grid = _grid(rows, columns)
+            return [_fma(builder, w[c], x[r], s) for (r, c), s in zip(grid, sums, strict=True)]
+
+        zeros = [ir.Constant(FloatVector, [0.0] * VECTOR)] * (rows * columns)
+        sums = _counted_loop(builder, depth, VECTOR, zeros, body)
+        for (r, c), total in zip(_grid(rows, columns), sums, strict=True):
+            line = builder.add(out, builder.mul(out_stride, row_index[r]))
+            address = builder.add(line, builder.shl(column_index[c], constant(2)))
+            builder.store(_fold(builder, total), builder.inttoptr(address, F32.as_pointer()))
+
+    def tile(  # type: ignore[no-untyped-def]
+        typing_context,
+        x,
+        x_stride,
+        last_row,
+        last_column,
+        weight,
+        weight_stride,
+        scale,
+        scale_stride,
+        factors,
+        depth,
+        out,
+        out_stride,
+    ):
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            emit(builder, list(args))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 12), codegen
+
+    tile.__name__ = f"dot_{form.name.lower()}_{rows}x{columns}"
+    return intrinsic(tile)
+
+
+def _sum_tile(rows: int, vectors: int) -> Any:
+    """out[r, lanes] = Σ_n p[r, n] · v[n, lanes] in order of n, `vectors` × 16 lanes wide."""
+
+    def emit(builder: Any, args: list[Any]) -> None:
+        p, p_stride, last_row, last_vector, values, value_stride, count, out, out_stride = args
+        row_index = [_clamped(builder, r, last_row) for r in range(rows)]
+        lane = [_clamped(builder, c, last_vector) for c in range(vectors)]
+        lane_bytes = [builder.mul(index, constant(4 * VECTOR)) for index in lane]
+        weight_at = _offsets(builder, p, p_stride, row_index)
+
+        def body(n: Any, sums: list[Any]) -> list[Any]:
+            line = builder.add(values, builder.mul(value_stride, n))
+            columns = [RowPointers(builder.add(line, b), None, None) for b in lane_bytes]
+            v = [load_f32(builder, column, constant(0)) for column in columns]
+            at = [builder.add(a, builder.shl(n, constant(2))) for a in weight_at]
+            w = [builder.load(builder.inttoptr(a, F32.as_pointer())) for a in at]
+            lanes = [splat(builder, scalar, FloatVector) for scalar in w]
+            grid = _grid(rows, vectors)
+            return [_fma(builder, lanes[r], v[c], s) for (r, c), s in zip(grid, sums, strict=True)]
+
+        outputs = [
+            builder.inttoptr(
+                builder.add(builder.add(out, builder.mul(out_stride, row_index[r])), lane_bytes[c]),
+                FloatVector.as_pointer(),
+            )
+            for r, c in _grid(rows, vectors)
+        ]
+        first = [builder.load(address, align=4) for address in outputs]
+        sums = _counted_loop(builder, count, 1, first, body)
+        for address, total in zip(outputs, sums, strict=True):
+            builder.store(total, address, align=4)
+
+    def tile(  # type: ignore[no-untyped-def]
+        typing_context,
+        p,
+        p_stride,
+        last_row,
+        last_vector,
+        values,
+        value_stride,
+        count,
+        out,
+        out_stride,
+    ):
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            emit(builder, list(args))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 9), codegen
+
+    tile.__name__ = f"sum_{rows}x{vectors}"
+    return intrinsic(tile)
+
+
+dot_f32_tile = _dot_tile(Form.F32, ROWS, COLUMNS)
+dot_f32_line = _dot_tile(Form.F32, 1, COLUMNS)
+dot_bf16_tile = _dot_tile(Form.BF16, ROWS, COLUMNS)
+dot_bf16_line = _dot_tile(Form.BF16, 1, COLUMNS)
+dot_nvfp4_tile = _dot_tile(Form.NVFP4, ROWS, COLUMNS)
+dot_nvfp4_line = _dot_tile(Form.NVFP4, 1, COLUMNS)
+sum_tile = _sum_tile(ROWS, COLUMNS)
+
+
+def _widen(form: Form) -> Any:
+    """Write `count` values of one weight row as float32."""
+    load_weight = LOADERS[form]
+
+    def widen(typing_context, weight, scale, factors, count, out):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            weight_at, scale_at, factor_at, depth, target = args
+            layout = [weight_at, constant(0), scale_at, constant(0), factor_at]
+            (row,) = _weight_rows(builder, form, layout, [constant(0)])
+
+            def body(k: Any, carried: list[Any]) -> list[Any]:
+                address = builder.add(target, builder.shl(k, constant(2)))
+                pointer = builder.inttoptr(address, FloatVector.as_pointer())
+                builder.store(load_weight(builder, row, k), pointer, align=4)
+                return []
+
+            _counted_loop(builder, depth, VECTOR, [], body)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), codegen
+
+    widen.__name__ = f"widen_{form.name.lower()}"
+    return intrinsic(widen)
+
+
+widen_bf16 = _widen(Form.BF16)
+widen_nvfp4 = _widen(Form.NVFP4)

@@ -1,0 +1,43 @@
+"""How every CPU kernel is compiled: cached beside a digest of the kernel sources, GIL released."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _cache_directory() -> str:
+    """A compiled kernel inlines helpers of other files, and Numba watches only the kernel's own:
+    a digest over all of them keeps an upgrade from running yesterday's machine code."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(source.read_bytes())
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return str(Path(root) / "dgpp" / "kernels" / digest.hexdigest()[:16])
+
+
+if "NUMBA_CACHE_DIR" not in os.environ:
+    numba.config.CACHE_DIR = _cache_directory()
+
+
+def kernel(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F]:
+    """Compile a function of the CPU backend. Never `fastmath`: the order of a sum is a promise."""
+
+    def decorate(function: F) -> F:
+        compiled = numba.njit(
+            cache=True,
+            nogil=True,
+            parallel=parallel,
+            error_model="numpy",
+            inline="always" if inline else "never",
+        )(function)
+        return cast("F", compiled)
+
+    return decorate
