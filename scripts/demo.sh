@@ -27,13 +27,23 @@ case "${1:-}" in
 esac
 
 server=  # process id, which is also its process group
+helper=  # process id of what runs beside the server
 log=
-tail=
+
+# Run a command and wait for it in a way that a signal to this script interrupts.
+attend() {
+    local result=0
+    "$@" &
+    helper=$!
+    wait "$helper" || result=$?
+    helper=
+    return $result
+}
 
 # Ask the server to stop and collect its exit status into $status.
 stop_server() {
     local waited=0
-    kill -INT "$server" 2>/dev/null || true
+    kill -TERM "$server" 2>/dev/null || true
     while kill -0 "$server" 2>/dev/null && [ $((waited += 1)) -le $((STOP_DEADLINE_S * 10)) ]; do
         sleep 0.1
     done
@@ -46,8 +56,8 @@ stop_server() {
 # shellcheck disable=SC2329  # run by the trap
 clean_up() {
     trap - INT TERM
+    [ -z "$helper" ] || kill "$helper" 2>/dev/null || true
     [ -z "$server" ] || stop_server
-    [ -z "$tail" ] || kill "$tail" 2>/dev/null || true
     [ -z "$log" ] || rm -f "$log"
 }
 trap clean_up EXIT
@@ -81,9 +91,10 @@ EOF
 
 # Wait until the server answers /health with 200. Exit 1 at the deadline, 2 when it has ended.
 wait_until_ready() {
-    "$PY" - "$url/health" "$server" "$READY_DEADLINE_S" <<'EOF'
-import os, sys, time, urllib.request
+    exec "$PY" - "$url/health" "$server" "$READY_DEADLINE_S" <<'EOF'
+import os, signal, sys, time, urllib.request
 
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 url, pid, deadline = sys.argv[1], int(sys.argv[2]), time.monotonic() + float(sys.argv[3])
 direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 while time.monotonic() < deadline:
@@ -111,7 +122,7 @@ fi
 url="http://127.0.0.1:$port"
 
 note "fetching the demo model (nothing to do when it is there)"
-"$PY" -m dgpp fetch demo >/dev/null
+attend "$PY" -m dgpp fetch demo >/dev/null
 
 log=$(mktemp)
 note "starting the server on $url (the first start compiles the kernels)"
@@ -122,7 +133,7 @@ set -m
 server=$!
 set +m
 ready=0
-wait_until_ready || ready=$?
+attend wait_until_ready || ready=$?
 case $ready in
     0) note "READY after $((SECONDS - started)) s" ;;
     2) show_log_and_die "the server ended before it was ready" ;;
@@ -130,7 +141,7 @@ case $ready in
 esac
 
 printf '\n> %s\n' "$QUESTION"
-"$PY" -m dgpp chat --url "$url" --once "$QUESTION" --temperature 0 --max-tokens 160 ||
+attend "$PY" -m dgpp chat --url "$url" --once "$QUESTION" --temperature 0 --max-tokens 160 ||
     show_log_and_die "the server gave no answer"
 printf '\n'
 
@@ -144,7 +155,7 @@ fi
 note "the server runs at $url; talk to it: $PY -m dgpp chat --url $url"
 note "Ctrl-C stops it. Its log follows."
 tail -n +1 -f "$log" &
-tail=$!
+helper=$!
 trap 'stop_server; exit "$status"' INT TERM
 status=0
 wait "$server" || status=$?
