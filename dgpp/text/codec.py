@@ -54,7 +54,7 @@ class TextCodec:
         mark_answer = partial(self.tokenizer.special_guard.mark, sentinel=sentinel)
         rendered = self.template.render(
             [template_message(message, mark, mark_answer) for message in messages],
-            {**self.tokenizer.named, **(variables or {})},
+            {**self.tokenizer.named, **_switches(variables or {})},
             now=now,
         )
         return self.tokenizer.encode_rendered(rendered, sentinel)
@@ -76,3 +76,10 @@ class TextCodec:
             return frozenset()
         pieces = self.tokenizer.special_guard.split(rendered.partition(_ANSWER)[2], None)
         return frozenset([piece for piece in pieces if isinstance(piece, int)][:1])
+
+
+def _switches(variables: Mapping[str, bool | str]) -> dict[str, bool | str]:
+    """`variables` with the thinking switch under both names that templates have for it."""
+    if "enable_thinking" not in variables:
+        return dict(variables)
+    return {**variables, "thinking": variables["enable_thinking"]}

@@ -120,6 +120,15 @@ def test_no_template_refuses_chat(codec: TextCodec) -> None:
         TextCodec(codec.tokenizer, None).chat([Message("user", "x")])
 
 
+def test_the_thinking_switch_reaches_either_name(codec: TextCodec) -> None:
+    for name in ("enable_thinking", "thinking"):
+        template = ChatTemplate(f"{{{{ 'on' if {name} else 'off' }}}}")
+        found = TextCodec(codec.tokenizer, template)
+        for switch, text in ((True, "on"), (False, "off")):
+            ids = found.chat([Message("user", "x")], {"enable_thinking": switch})
+            assert codec.tokenizer.decode(ids) == text
+
+
 @cache
 def vendor(family: str) -> Tokenizer:
     name = {"glm-flash": "glm", "glm47": "glm"}.get(family, family)
