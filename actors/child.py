@@ -100,6 +100,7 @@ class Child:
             clock_ns=time.monotonic_ns,
             run_blocking=run_here,
             senders={sender.name: sender for sender in senders},
+            receivers=receivers,
             peers={
                 block.role: StatisticsBlock(map_memfd(block.fd), block.metrics)
                 for block in spec.statistics

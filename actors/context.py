@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy.typing as npt
 
-from actors.channel import Sender
+from actors.channel import ChannelStatistics, Receiver, Sender
 from actors.statistics import StatisticsBlock
 
 T = TypeVar("T")
@@ -52,6 +52,7 @@ class Context:
         clock_ns: ClockNs,
         run_blocking: RunBlocking,
         senders: Mapping[str, Sender],
+        receivers: Sequence[Receiver],
         peers: Mapping[str, StatisticsBlock],
         host: Host,
     ) -> None:
@@ -64,6 +65,7 @@ class Context:
         self.statistics = peers[role]
         self.peers = peers
         self._senders = senders
+        self._receivers = receivers
         self._host = host
         self._tasks: set[asyncio.Task[None]] = set()
         self._world_failed = False
@@ -82,6 +84,11 @@ class Context:
     def congested(self, channel: str) -> bool:
         """True while messages of `channel` wait for room."""
         return self._senders[channel].congested
+
+    def channel_statistics(self) -> dict[str, ChannelStatistics]:
+        """This actor's end of each of its channels, by channel name."""
+        ends: list[Sender | Receiver] = [*self._senders.values(), *self._receivers]
+        return {end.name: end.statistics() for end in ends}
 
     def clock(self) -> float:
         """Monotonic time in seconds."""

@@ -97,6 +97,8 @@ class ControlChannel:
     def send(self, message: msgspec.Struct) -> None:
         """A peer that is gone, or that left hundreds of messages unread, misses it: its end is
         seen elsewhere."""
+        if self._socket.fileno() < 0:
+            return
         try:
             self._socket.send(msgspec.msgpack.encode(message))
         except (BlockingIOError, ConnectionError):

@@ -34,6 +34,10 @@ class HeartbeatPage:
     def read(self, index: int) -> int:
         return self._words[index * _WORDS_PER_LINE]
 
+    def close(self) -> None:
+        """Unmap the page; nobody may use it any more."""
+        self._words.release()
+
 
 class HeartbeatWatch:
     """Looks at one word every `BEAT_S`; says for how many seconds of looks it stood still."""

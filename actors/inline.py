@@ -158,6 +158,7 @@ class InlineWorld:
         name = role.role
         host = _ActorHost(self, name)
         senders = {s.name: s for s in self._senders.values() if s.spec.source == name}
+        receivers = [r for r in self._receivers.values() if r.spec.target == name]
         context = Context(
             role=name,
             rank=self.topology.rank,
@@ -166,6 +167,7 @@ class InlineWorld:
             clock_ns=self._clock_ns,
             run_blocking=self._run_blocking,
             senders=senders,
+            receivers=receivers,
             peers=self._statistics,
             host=host,
         )
@@ -173,7 +175,7 @@ class InlineWorld:
         dispatcher = Dispatcher(
             loop=self._loop,
             deliver=actor.receive,
-            receivers=[r for r in self._receivers.values() if r.spec.target == name],
+            receivers=receivers,
             senders=list(senders.values()),
             on_failure=host.report_failure,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
@@ -15,6 +16,8 @@ from actors.heartbeat import HeartbeatPage, HeartbeatWatch
 from actors.pidfd import PidfdWatch
 from actors.spec import ChildSpec, write_spec
 from actors.topology import RoleSpec
+
+_log = logging.getLogger("dgpp.supervisor")
 
 
 class ChildProcess:
@@ -92,6 +95,8 @@ class ChildProcess:
                 self.drained.set()
             case control.Loading(what):
                 self._loading = bool(what)
+                if what:
+                    _log.info("%s: %s", self.who, what)
                 self._forgive()
             case control.Failed(kind, text, exit_status):
                 self.broken = True

@@ -87,6 +87,7 @@ class ProcessWorld:
         self._boot = boot
         self._settings = settings
         self._loop = asyncio.get_running_loop()
+        self._page: HeartbeatPage | None = None
         self._heartbeat: Heartbeat | None = None
         self._look_timer: asyncio.TimerHandle | None = None
 
@@ -94,7 +95,7 @@ class ProcessWorld:
         """Imports and loads of all children overlap; then all open their doors."""
         with contextlib.ExitStack() as fds:
             wiring = _Wiring(self.topology, fds)
-            page = HeartbeatPage(map_memfd(wiring.heartbeat))
+            page = self._page = HeartbeatPage(map_memfd(wiring.heartbeat))
             self._heartbeat = Heartbeat(page, SUPERVISOR)
             self._heartbeat.start()
             for index, role in enumerate(self.topology.roles, start=1):
@@ -126,7 +127,9 @@ class ProcessWorld:
         facing = [
             child
             for child in self.children
-            if child.role.faces_clients and child.serving.is_set() and not child.broken
+            if child.role.faces_clients
+            and child.serving.is_set()
+            and not (child.broken or child.exited.is_set())
         ]
         for child in self.children:
             if child not in facing:
@@ -143,8 +146,9 @@ class ProcessWorld:
         await _all_exited(self.children, _REAP_S)
         for child in self.children:
             child.close()
-        if self._heartbeat is not None:
+        if self._heartbeat is not None and self._page is not None:
             self._heartbeat.stop()
+            self._page.close()
 
     def _start_child(
         self, role: RoleSpec, index: int, wiring: _Wiring, page: HeartbeatPage

@@ -120,7 +120,7 @@ class RingWriter(_RingEnd):
         self._head = self._words[_HEAD]
         self._sent = 0
         # Half a ring: the consumer empties one half while the other is filled.
-        self.max_fragment = max(8, self._capacity // 2 // 8 * 8) - FRAME_HEADER_BYTES
+        self.max_fragment = max(16, self._capacity // 2 // 8 * 8) - FRAME_HEADER_BYTES
 
     def check_size(self, size: int) -> None:
         """Raises MessageTooLargeError when a message of `size` bytes may not be sent at all."""

@@ -1,0 +1,348 @@
+"""A world of toy actors, tormented from outside: kills, stops, failures, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+import toy_world
+from toy_world import Boot
+
+from actors.supervisor import Settings
+
+ROLES = ("keeper", "worker", "door")
+PLACEMENTS = ("processes", "inline")
+
+
+class World:
+    """The supervisor as a process of its own, and the marks that its actors leave."""
+
+    def __init__(self, marks: Path, placement: str, boot: Boot, settings: Settings) -> None:
+        self.marks = marks
+        script = toy_world.__file__
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                script,
+                placement,
+                msgspec.json.encode(boot).decode(),
+                msgspec.json.encode(settings).decode(),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_ready(self) -> None:
+        assert self.process.stdout is not None
+        readable, _, _ = select.select([self.process.stdout], [], [], 30)
+        assert readable
+        assert self.process.stdout.readline() == "READY\n"
+
+    def wait_mark(self, name: str, seconds: float = 20) -> str:
+        end = time.monotonic() + seconds
+        while not (self.marks / name).exists():
+            assert time.monotonic() < end, f"no {name}"
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.01)
+        return (self.marks / name).read_text()
+
+    def pid(self, role: str) -> int:
+        return int((self.marks / f"{role}.pid").read_text())
+
+    def end(self, seconds: float = 20) -> tuple[int, str]:
+        """Exit status and what stood on stderr."""
+        _, errors = self.process.communicate(timeout=seconds)
+        return self.process.returncode, errors
+
+    def assert_nothing_left(self) -> None:
+        end = time.monotonic() + 2
+        for role in ROLES:
+            with contextlib.suppress(FileNotFoundError):
+                while psutil.pid_exists(self.pid(role)):
+                    assert time.monotonic() < end, f"{role} lives"
+                    time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def world(
+    tmp_path: Path,
+    placement: str = "processes",
+    *,
+    settings: Settings | None = None,
+    **boot: object,
+) -> Iterator[World]:
+    started = World(tmp_path, placement, Boot(str(tmp_path), **boot), settings or Settings())
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.process.kill()
+        started.process.communicate()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_same_work_then_orderly_end(tmp_path: Path, placement: str) -> None:
+    with world(tmp_path, placement, messages=50) as w:
+        w.wait_ready()
+        done = w.wait_mark("door.done")
+        w.process.send_signal(signal.SIGINT)
+        status, errors = w.end()
+        assert status == 0, errors
+        assert "Traceback" not in errors
+        w.assert_nothing_left()
+    # number*15 + 0+1+2+3, in order, whatever the placement.
+    sums = [f"Sum(number={n}, total={n * 15.0 + 6})" for n in range(50)]
+    assert f"[{', '.join(sums)}]" in done
+    assert "'worker': {'works': 50}, 'door': {'sums': 50}" in done
+    assert (tmp_path / "door.drain").exists()
+    stops = [int((tmp_path / f"{role}.stop").read_text()) for role in ("door", "worker", "keeper")]
+    assert stops == sorted(stops)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_killed_actor_ends_the_world(tmp_path: Path, role: str) -> None:
+    with world(tmp_path) as w:
+        w.wait_ready()
+        w.wait_mark("door.done")
+        began = time.monotonic()
+        os.kill(w.pid(role), signal.SIGKILL)
+        status, errors = w.end()
+        took = time.monotonic() - began
+        cause = f"{role} of rank 0 was killed by signal 9"
+        assert status == 2
+        assert cause in errors
+        assert took < 3
+        w.assert_nothing_left()
+        told = tmp_path / "door.fail"
+        assert told.exists() == (role != "door")
+        if told.exists():
+            assert told.read_text() == f"{cause}|engine_failure"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_stopped_actor_ends_the_world(tmp_path: Path, role: str) -> None:
+    # One with the times that serve, the others with shorter ones.
+    settings = Settings() if role == "worker" else Settings(stall_s=0.5, grace_s=0.2)
+    with world(tmp_path, settings=settings, linger_s=60.0) as w:
+        w.wait_ready()
+        w.wait_mark("door.done")
+        began = time.monotonic()
+        os.kill(w.pid(role), signal.SIGSTOP)
+        status, errors = w.end()
+        took = time.monotonic() - began
+        assert status == 2
+        assert f"{role} of rank 0 stopped responding" in errors
+        assert settings.stall_s - 0.2 < took < 3.3  # 2.8 s on a quiet machine
+        print(f"{role} stopped: gone after {took:.2f} s")
+        w.assert_nothing_left()
+        assert (tmp_path / "door.fail").exists() == (role != "door")
+
+
+def test_grace_is_bounded(tmp_path: Path) -> None:
+    with world(tmp_path, settings=Settings(grace_s=0.5), linger_s=60.0) as w:
+        w.wait_ready()
+        began = time.monotonic()
+        os.kill(w.pid("worker"), signal.SIGKILL)
+        status, _ = w.end()
+        assert status == 2
+        assert 0.4 < time.monotonic() - began < 3
+        w.assert_nothing_left()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("role", ROLES)
+def test_failing_start(tmp_path: Path, placement: str, role: str) -> None:
+    with world(tmp_path, placement, break_at=f"{role}:start") as w:
+        status, errors = w.end()
+        assert status == 1
+        assert f"{role} of rank 0 failed: ValueError: broken in start" in errors
+        assert errors.count("Traceback") == 1
+        w.assert_nothing_left()
+
+
+def test_named_start_error_has_no_traceback(tmp_path: Path) -> None:
+    with world(tmp_path, break_at="worker:start:named") as w:
+        status, errors = w.end()
+        assert status == 1
+        assert "worker of rank 0 failed: ConfigError: named in start" in errors
+        assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("role", ROLES)
+def test_failing_handler(tmp_path: Path, placement: str, role: str) -> None:
+    with world(tmp_path, placement, break_at=f"{role}:receive") as w:
+        status, errors = w.end()
+        assert status == 2
+        assert f"{role} of rank 0 failed: ValueError: broken in receive" in errors
+        assert errors.count("Traceback") == 1
+        w.assert_nothing_left()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_contract_error_while_serving_keeps_its_status(tmp_path: Path, placement: str) -> None:
+    with world(tmp_path, placement, break_at="keeper:receive:named") as w:
+        status, errors = w.end()
+        assert status == 1
+        assert "keeper of rank 0 failed: ConfigError: named in receive" in errors
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_drain_times_out(tmp_path: Path, placement: str) -> None:
+    settings = Settings(drain_timeout_s=0.3)
+    with world(tmp_path, placement, settings=settings, slow_drain_s=60.0) as w:
+        w.wait_ready()
+        w.process.send_signal(signal.SIGTERM)
+        status, errors = w.end()
+        assert status == 0
+        assert "not drained within 0.3 s" in errors
+        w.assert_nothing_left()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_second_signal_ends_at_once(tmp_path: Path, placement: str) -> None:
+    with world(tmp_path, placement, slow_drain_s=60.0) as w:
+        w.wait_ready()
+        w.process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        began = time.monotonic()
+        w.process.send_signal(signal.SIGTERM)
+        status, _ = w.end()
+        assert status == 2
+        assert time.monotonic() - began < 2
+        w.assert_nothing_left()
+
+
+def test_actor_that_does_not_stop_is_killed(tmp_path: Path) -> None:
+    with world(tmp_path, break_at="keeper:hang") as w:
+        w.wait_ready()
+        began = time.monotonic()
+        w.process.send_signal(signal.SIGINT)
+        status, errors = w.end()
+        assert status == 0, errors
+        assert 1 <= time.monotonic() - began < 4
+        w.assert_nothing_left()
+
+
+def test_failing_drain_and_stop(tmp_path: Path) -> None:
+    for hook, role in (("drain", "door"), ("stop", "worker")):
+        marks = tmp_path / hook
+        marks.mkdir()
+        with world(marks, break_at=f"{role}:{hook}") as w:
+            w.wait_ready()
+            w.process.send_signal(signal.SIGINT)
+            status, errors = w.end()
+            assert status == 2
+            assert f"{role} of rank 0 failed: ValueError: broken in {hook}" in errors
+            w.assert_nothing_left()
+
+
+def test_watchdog_forces_the_end(tmp_path: Path) -> None:
+    settings = Settings(drain_timeout_s=60.0, watchdog_s=-59.5)
+    with world(tmp_path, settings=settings, slow_drain_s=60.0) as w:
+        w.wait_ready()
+        w.process.send_signal(signal.SIGINT)
+        status, errors = w.end()
+        assert status == 2
+        assert "forced" in errors
+        w.assert_nothing_left()
+
+
+def test_start_timeout_and_signal_before_ready(tmp_path: Path) -> None:
+    with world(tmp_path, settings=Settings(start_timeout_s=0.01)) as w:
+        status, errors = w.end()
+        assert status == 1
+        assert "not ready within start_timeout_s 0.01" in errors
+        w.assert_nothing_left()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_signal_before_ready(tmp_path: Path, placement: str) -> None:
+    with world(tmp_path, placement, break_at="door:start:slow") as w:
+        w.wait_mark("worker.start")
+        w.wait_mark("door.pid")
+        w.process.send_signal(signal.SIGTERM)
+        status, errors = w.end(5)
+        assert status == 0, errors
+        w.assert_nothing_left()
+
+
+def test_announced_loading_may_hold_the_interpreter(tmp_path: Path) -> None:
+    settings = Settings(stall_s=0.5)
+    with world(tmp_path, settings=settings, break_at="worker:start:hold") as w:
+        w.wait_ready()
+        w.wait_mark("door.done")
+        w.process.send_signal(signal.SIGTERM)
+        status, errors = w.end()
+        assert status == 0
+        assert "worker of rank 0: holding the interpreter" in errors
+
+
+def test_held_interpreter_counts_as_stopped(tmp_path: Path) -> None:
+    settings = Settings(stall_s=0.5)
+    with world(tmp_path, settings=settings, break_at="keeper:receive:hold") as w:
+        status, errors = w.end()
+        assert status == 2
+        assert "keeper of rank 0 stopped responding" in errors
+
+
+def test_children_die_with_a_killed_supervisor(tmp_path: Path) -> None:
+    with world(tmp_path) as w:
+        w.wait_ready()
+        w.process.kill()
+        w.process.wait()
+        w.assert_nothing_left()
+
+
+def test_children_end_when_the_supervisor_is_stopped(tmp_path: Path) -> None:
+    with world(tmp_path) as w:
+        w.wait_ready()
+        w.process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        for role in ROLES:
+            # The stopped supervisor cannot reap them: dead is zombie.
+            process = psutil.Process(w.pid(role))
+            while process.status() != psutil.STATUS_ZOMBIE:
+                assert time.monotonic() - began < 5
+                time.sleep(0.02)
+        assert time.monotonic() - began > 2
+        w.process.kill()
+
+
+def test_children_ignore_interrupts_and_show_their_role(tmp_path: Path) -> None:
+    with world(tmp_path) as w:
+        w.wait_ready()
+        for role in ROLES:
+            process = psutil.Process(w.pid(role))
+            assert process.cmdline()[-3:-1] == [role, "0"]
+            assert process.name() == f"dgpp-{role}-0"
+            os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.2)
+        assert w.process.poll() is None
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.long)])
+def test_nothing_leaks_over_many_worlds(tmp_path: Path, count: int) -> None:
+    """Worlds one after the other, from one process."""
+    script = Path(__file__).with_name("toy_cycles.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), str(count)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.split()
+    assert before == after
