@@ -29,7 +29,7 @@ class _Slot:
 
 
 class ScriptedEngine:
-    """Plays one line of `lines` per choice: the i-th choice opened gets line i, wrapping.
+    """Plays one line of `lines` per choice: choice i of the journal gets line i, wrapping.
 
     The step that ends the prompt gives one token, as for every engine; the decode steps after it
     give `per_step` tokens in turn, each a row whose distribution is the scripted id alone, fed as
@@ -54,7 +54,6 @@ class ScriptedEngine:
         self.step_ms = step_ms
         self._lines = lines
         self._seed = seed
-        self._opened = 0
         self._slots: dict[int, _Slot] = {}
         # Of the last plan: per row its slot, its place among the slot's rows, the scripted id.
         self._rows: list[tuple[int, int, int]] = []
@@ -74,9 +73,8 @@ class ScriptedEngine:
             del slots[slot]
         for opened in plan.opens:
             lines = self._lines
-            line = lines[self._opened % len(lines)] if lines else None
-            slots[opened.slot] = _Slot(opened, line, self._seed + self._opened)
-            self._opened += 1
+            line = lines[opened.arrival % len(lines)] if lines else None
+            slots[opened.slot] = _Slot(opened, line, self._seed + opened.arrival)
         self._rows = []
         self._drafts = []
         for chunk in plan.prefills:

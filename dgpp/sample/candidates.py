@@ -34,9 +34,10 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class SlotTables:
-    """Per-slot adjustments that the sampler writes and the engine applies (shared memory).
+    """Per-slot adjustments that the engine applies: counts and bias from the plans it gets, masks
+    from the sampler.
 
-    counts   int32 [slots, V]             occurrences of each id in prompt and committed tokens
+    counts   int32 [slots, V]             occurrences of each id in prompt and fed tokens
     bias     float32 [slots, V]           added after the penalties
     mask     uint32 [slots, D, ceil(V/32)] allowed ids, bit i of word w is id 32 w + i;
                                           row d is the state after d accepted drafts

@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dgpp.errors import DgppError
-from dgpp.sample.candidates import Candidates, SlotTables
+from dgpp.sample.candidates import Candidates
 from dgpp.sample.rows import Rows
 from dgpp.sample.slot import SlotSampler, SlotStep
-from dgpp.sample.tables import TableWriter
 from dgpp.sched.plan import Plan
 from dgpp.sched.verdict import SlotVerdict, Verdict
 
@@ -41,36 +40,20 @@ class Sampler:
     once a row). The candidates must stay readable until Sampled comes.
     """
 
-    def __init__(self, tables: SlotTables) -> None:
-        self._writer = TableWriter(tables)
-        self._slots: list[SlotSampler | None] = [None] * len(tables.counts)
+    def __init__(self, slots: int) -> None:
+        self._slots: list[SlotSampler | None] = [None] * slots
         self._plan: Plan | None = None
         self._rows: Rows | None = None
         self._asked: list[int] = []
         self._done: list[SlotStep | int] = []
 
-    @property
-    def tables(self) -> SlotTables:
-        return self._writer.tables
-
     def prepare(self, plan: Plan) -> None:
-        """Forget closed slots, take in opened ones and write their tables.
-
-        The tables stand when this returns; the engine may select the plan's rows from then on.
-        """
+        """Forget closed slots and take in opened ones."""
         slots = self._slots
         for slot in plan.closes:
             slots[slot] = None
         for opened in plan.opens:
             slots[opened.slot] = SlotSampler(opened.request)
-            self._writer.open(opened.slot, opened.request)
-
-    def needs_tables(self, plan: Plan) -> bool:
-        """Whether any sampled row of the prepared `plan` has penalties, bias or a mask."""
-        masked = self.tables.masked
-        return any(
-            self._holder(slot).adjusted or bool(masked[slot]) for slot in plan.sampled_slots()
-        )
 
     def step(self, plan: Plan, candidates: Candidates) -> Sampled | NeedRows:
         """Decide the prepared `plan`, whose engine found `candidates`.
@@ -108,11 +91,11 @@ class Sampler:
             self._asked = [result for result in self._done if isinstance(result, int)]
             return NeedRows(plan.step, self._asked)
         self._plan, self._rows, self._asked = None, None, []
-        verdicts = []
-        for slot, step in zip(sampled, steps, strict=True):
-            self._writer.count(slot, step.tokens)
-            verdicts.append(SlotVerdict(slot, step.tokens, step.finish))
-        return Sampled(Verdict(plan.step, tuple(verdicts)), steps)
+        verdicts = tuple(
+            SlotVerdict(slot, step.tokens, step.finish)
+            for slot, step in zip(sampled, steps, strict=True)
+        )
+        return Sampled(Verdict(plan.step, verdicts), steps)
 
     def _holder(self, slot: int) -> SlotSampler:
         holder = self._slots[slot]

@@ -28,14 +28,13 @@ class SlotSampler:
     `draws` counts the random numbers consumed, `produced` the tokens committed.
     """
 
-    __slots__ = ("_greedy", "_params", "_plain", "adjusted", "draws", "produced", "submit")
+    __slots__ = ("_greedy", "_params", "_plain", "draws", "produced", "submit")
 
     def __init__(self, submit: Submit) -> None:
         params = submit.sampling
         self.submit = submit
         self.produced = 0
         self.draws = 0
-        self.adjusted = params.penalised or bool(params.logit_bias)
         self._params = params
         self._greedy = params.greedy
         # Greedy without logprobs: the first id says it all.

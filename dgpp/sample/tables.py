@@ -1,12 +1,11 @@
-"""The sampler's side of the per-slot tables that engines apply to raw logits."""
+"""The per-slot tables that an engine applies to raw logits, kept from the plans it gets."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
 from dgpp.sample.candidates import SlotTables
+from dgpp.sched.plan import Plan
 from dgpp.sched.request import Submit
 
 
@@ -24,6 +23,9 @@ def allocate_tables(slots: int, vocab_size: int, mask_rows: int = 1) -> SlotTabl
 class TableWriter:
     """Keeps `tables` true to the choices that hold the slots.
 
+    Every token of a choice passes through the plans, the prompt with its opening and each
+    committed token when it is fed, so an engine needs to be told nothing else.
+
     Rows of choices without penalties or bias are cleared only where a former holder wrote them.
     """
 
@@ -34,7 +36,15 @@ class TableWriter:
         self._counted = [False] * len(tables.counts)
         self._biased = [False] * len(tables.counts)
 
-    def open(self, slot: int, submit: Submit) -> None:
+    def advance(self, plan: Plan) -> None:
+        """Take in the choices that `plan` opens and the tokens that it feeds."""
+        for opened in plan.opens:
+            self._open(opened.slot, opened.request)
+        for row in plan.decodes:
+            if self._counted[row.slot]:
+                self.tables.counts[row.slot, row.token] += 1
+
+    def _open(self, slot: int, submit: Submit) -> None:
         """`slot` now belongs to `submit`: its prompt's counts, its bias, no mask."""
         tables, params = self.tables, submit.sampling
         tables.masked[slot] = 0
@@ -49,10 +59,3 @@ class TableWriter:
         self._biased[slot] = bool(params.logit_bias)
         for token, bias in params.logit_bias:
             tables.bias[slot, token] = bias
-
-    def count(self, slot: int, tokens: Sequence[int]) -> None:
-        """Add committed `tokens` where `slot` is penalised."""
-        if self._counted[slot]:
-            counts = self.tables.counts[slot]
-            for token in tokens:
-                counts[token] += 1

@@ -8,12 +8,16 @@ from dgpp.sched.request import Submit
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True):
-    """`slot` now belongs to `request`; `blocks` are the KV blocks reserved for it, in order."""
+    """`slot` now belongs to `request`; `blocks` are the KV blocks reserved for it, in order.
+
+    `arrival` is the choice's number in the journal, counted from the start of the world.
+    """
 
     slot: int
     request: Submit
     blocks: tuple[int, ...]
     cached_tokens: int = 0
+    arrival: int = 0
 
 
 class PrefillChunk(msgspec.Struct, frozen=True, array_like=True):

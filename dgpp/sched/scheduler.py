@@ -301,7 +301,7 @@ class Scheduler:
             choice.phase = Phase.PREFILLING
             self._reading.append(choice)
             self._admitted += 1
-            opens.append(Open(choice.slot, choice.submit, choice.blocks))
+            opens.append(Open(choice.slot, choice.submit, choice.blocks, 0, choice.arrival))
             outcomes.append(
                 Admitted(choice.submit.id, choice.slot, choice.prompt_tokens, 0, choice.need)
             )

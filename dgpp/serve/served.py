@@ -16,7 +16,7 @@ class ServedModel(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `id` is the name in answers; requests may also use an alias. `position_ceiling` bounds prompt
     and answer together, `kv_pool_tokens` is what the block pool can hold of one request.
-    `ping_interval` is in seconds, -1 for none.
+    `ping_interval` is in seconds, -1 for none. `no_eos`: every answer runs to its length limit.
     """
 
     id: str
@@ -29,6 +29,7 @@ class ServedModel(msgspec.Struct, frozen=True, omit_defaults=True):
     default_max_tokens: int = 256
     ping_interval: int = 30
     created: int = 0
+    no_eos: bool = False
 
     def answers_to(self, name: str) -> bool:
         return name == self.id or name in self.aliases

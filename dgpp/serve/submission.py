@@ -28,7 +28,7 @@ def submission(
     Raises a 400 ApiError where the template refuses the conversation, an id is no token, or a
     prompt leaves no room for its answer.
     """
-    stops = () if request.ignore_eos else tuple(sorted(codec.stop_ids))
+    stops = () if request.ignore_eos or model.no_eos else tuple(sorted(codec.stop_ids))
     param = "messages" if request.kind == "chat" else "prompt"
     submits: list[Submit] = []
     total = 0

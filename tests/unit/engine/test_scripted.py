@@ -28,7 +28,8 @@ class World:
         engine: Engine = ScriptedEngine(LIMITS, lines, seed=seed)
         self.engine = engine
         self.scheduler = Scheduler(engine.limits, prefill_budget_tokens=16)
-        self.sampler = Sampler(allocate_tables(LIMITS.slots, VOCAB, engine.limits.max_drafts + 1))
+        self.sampler = Sampler(LIMITS.slots)
+        self.tables = allocate_tables(LIMITS.slots, VOCAB, engine.limits.max_drafts + 1)
         self.answers: dict[str, list[int]] = {}
         self.sizes: dict[str, list[int]] = {}
         self.ends: dict[str, Retired] = {}
@@ -44,9 +45,9 @@ class World:
         self.engine.forward(step.plan)
         self.sampler.prepare(step.plan)
         for slot, mask in (masks or {}).items():
-            self.sampler.tables.masked[slot] = 1
-            self.sampler.tables.mask[slot] = mask
-        found = self.engine.select(self.sampler.tables)
+            self.tables.masked[slot] = 1
+            self.tables.mask[slot] = mask
+        found = self.engine.select(self.tables)
         self.rows.append(len(found.drafts))
         result = self.sampler.step(step.plan, found)
         assert isinstance(result, Sampled)

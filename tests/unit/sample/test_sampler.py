@@ -7,7 +7,7 @@ from sample_rows import candidates
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.rows import CandidatesMismatchError
 from dgpp.sample.sampler import NeedRows, Sampled, Sampler, SamplerOrderError
-from dgpp.sample.tables import allocate_tables
+from dgpp.sample.tables import TableWriter, allocate_tables
 from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 from dgpp.sched.verdict import Finish, SlotVerdict
@@ -22,7 +22,7 @@ def submit(params=GREEDY, *, choice_id="a-0", most=50, stop_ids=(), seed=3):
 
 def opened(*submits, slots=4):
     """A sampler whose slots 0, 1, … hold `submits`."""
-    sampler = Sampler(allocate_tables(slots, VOCAB))
+    sampler = Sampler(slots)
     sampler.prepare(Plan(0, opens=tuple(Open(i, s, ()) for i, s in enumerate(submits))))
     return sampler
 
@@ -210,25 +210,23 @@ def test_tables_follow_the_slots():
     params = SamplingParams(
         temperature=0.0, presence_penalty=1.0, logit_bias=((7, 2.5), (3, -100.0))
     )
-    sampler = opened(submit(params), submit(choice_id="b-0"))
-    tables = sampler.tables
+    writer = TableWriter(allocate_tables(3, VOCAB))
+    tables = writer.tables
+    opens = (Open(0, submit(params), ()), Open(1, submit(choice_id="b-0"), ()))
+    writer.advance(Plan(0, opens=opens))
     assert tables.counts[0, [1, 2, 3]].tolist() == [1, 2, 0]
     assert tables.bias[0, [3, 7, 8]].tolist() == [-100.0, 2.5, 0.0]
     assert not tables.counts[1].any()
-    assert sampler.needs_tables(decode(0, 1))
-    assert not sampler.needs_tables(decode(1))
-    tables.masked[1] = 1
-    assert sampler.needs_tables(decode(1))
 
-    rows = [one_hot(2), one_hot(4), one_hot(9)]
-    sampler.step(decode(0, 1), candidates(rows, [0.0] * 3, [2, -1, -1], 4))
+    for step, token in enumerate((2, 4), 1):
+        fed = (DecodeRow(0, 2 + step, token), DecodeRow(1, 2 + step, 9))
+        writer.advance(Plan(step, decodes=fed))
     assert tables.counts[0, [1, 2, 4]].tolist() == [1, 3, 1]
     assert not tables.counts[1].any()
 
-    sampler.prepare(Plan(2, closes=(0, 1), opens=(Open(0, submit(choice_id="c-0"), ()),)))
+    writer.advance(Plan(3, closes=(0, 1), opens=(Open(0, submit(choice_id="c-0"), ()),)))
     assert not tables.counts.any()
     assert not tables.bias.any()
-    assert not sampler.needs_tables(decode(0))
 
 
 def test_breaches_of_the_order_are_named():

@@ -1,0 +1,34 @@
+"""What every role of a rank is told when it starts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpp.config.settings import Settings
+from dgpp.engine.base import EngineLimits
+from dgpp.serve.served import ServedModel
+
+
+class Boot(msgspec.Struct, frozen=True):
+    """One deployment on one rank, resolved: nothing in it is looked up or decided again.
+
+    `model_directory` holds the checkpoint and the tokenizer. `backend` is the engine that was
+    chosen, never "auto". `threads` are the CPU backend's.
+    """
+
+    settings: Settings
+    limits: EngineLimits
+    model_directory: str
+    served: ServedModel
+    backend: str
+    threads: int
+    version: str
+    log_json: bool = False
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+
+def decode_boot(data: bytes) -> Boot:
+    """The Boot that `Boot.encode` made."""
+    return msgspec.msgpack.decode(data, type=Boot)

@@ -1,0 +1,91 @@
+"""The engine's actor: it runs plans and hands their candidates to the sampler."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from actors.boot import Boot
+from actors.channel import Arrays
+from actors.context import Context
+from actors.messages.engine_sampler import FullRow, Selected
+from actors.messages.sampler_engine import WantRow
+from actors.role import Role
+from dgpp.engine.base import Engine
+from dgpp.errors import ConfigError
+from dgpp.sample.tables import TableWriter, allocate_tables
+from dgpp.sched.plan import Plan
+
+SAMPLER = "engine>sampler"
+
+
+class EngineActor(Role):
+    """One step at a time: forward, select, and whole rows where the sampler asks for them."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        limits = self.boot.limits
+        self._tables = TableWriter(
+            allocate_tables(limits.slots, limits.vocab_size, 1 + limits.max_drafts)
+        )
+        self._engine: Engine | None = None
+        self._pace_s = self.boot.settings.engine.step_ms / 1e3
+        self._due = 0.0
+        self._prefill_ns = context.statistics.counter("prefill_ns")
+        self._decode_ns = context.statistics.counter("decode_ns")
+
+    async def start(self) -> None:
+        with self.context.loading(f"the {self.boot.backend} engine"):
+            self._engine = await self.context.run_blocking(build_engine, self.boot)
+
+    async def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
+        match message:
+            case Plan():
+                await self._run(message)
+            case WantRow():
+                rows = await self.context.run_blocking(self._loaded.full_rows, [message.row])
+                self.context.post(SAMPLER, FullRow(message.step, message.row), [rows[0]])
+
+    @property
+    def _loaded(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
+
+    async def _run(self, plan: Plan) -> None:
+        began = self.context.clock_ns()
+        engine, tables = self._loaded, self._tables
+        tables.advance(plan)
+        await self.context.run_blocking(engine.forward, plan)
+        candidates = await self.context.run_blocking(engine.select, tables.tables)
+        if self._pace_s:
+            await self._keep_pace()
+        self.context.post(SAMPLER, Selected(plan.step), candidates.arrays())
+        # A step that reads prompts is named after them: its decode rows are the smaller part.
+        spent = self._prefill_ns if plan.prefills else self._decode_ns
+        spent.add(self.context.clock_ns() - began)
+
+    async def _keep_pace(self) -> None:
+        """Let no step end sooner than `step_ms` after the one before."""
+        now = self.context.clock()
+        self._due = max(self._due + self._pace_s, now)
+        await asyncio.sleep(self._due - now)
+
+
+def build_engine(boot: Boot) -> Engine:
+    """The engine that `boot.backend` names, loaded. Raises named errors of dgpp.errors."""
+    # Imported here: each backend costs its libraries' load time, and only one is used.
+    if boot.backend == "scripted":
+        from dgpp.engine.script import load_script
+        from dgpp.engine.scripted import ScriptedEngine
+
+        script = boot.settings.engine.script
+        lines = load_script(Path(script), boot.limits.vocab_size) if script else []
+        return ScriptedEngine(boot.limits, lines)
+    if boot.backend == "cpu":
+        from dgpp.engine.model_engine import ModelEngine
+
+        engine = ModelEngine(Path(boot.model_directory), boot.limits, boot.threads)
+        engine.warm_up()
+        return engine
+    raise ConfigError(f"engine.backend: {boot.backend} is not supported yet")

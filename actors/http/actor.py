@@ -1,0 +1,202 @@
+"""The http actor: sockets, the door, and the flights between clients and the other actors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import Any
+
+from actors.channel import Arrays
+from actors.context import Context
+from actors.http.connection import Door
+from actors.http.flight import Flight, Flights
+from actors.http.routes import Routes
+from actors.http.snapshot import snapshot
+from actors.messages.http_scheduler import Cancel
+from actors.messages.http_tokenizer import Forget, Prepare
+from actors.messages.scheduler_http import Queued, Refused
+from actors.messages.tokenizer_http import Deltas, Prepared, Rejected
+from actors.role import Role
+from dgpp.errors import ConfigError
+from dgpp.log import log_event
+from dgpp.serve.errors import ApiError, engine_failed, overloaded, shutting_down
+from dgpp.serve.health import Health, State
+from dgpp.serve.metrics import MetricsSnapshot
+
+TOKENIZER = "http>tokenizer"
+SCHEDULER = "http>scheduler"
+
+BACKLOG = 1024
+LAST_WORDS_S = 0.5
+"""What streams get to end with an error event, before the drain timeout is over."""
+
+_log = logging.getLogger("dgpp.http")
+
+
+class HttpActor(Role):
+    """Rank 0's front end. It never waits for another actor and never for a client."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        settings = self.boot.settings
+        self.model = self.boot.served
+        self.max_body_bytes = settings.http.max_body_bytes
+        self.health = Health(self.model.id)
+        self._flights = Flights()
+        self._door_limit = settings.engine.queue_limit + settings.engine.max_concurrency
+        self._routes = Routes(self)
+        self._door: Door | None = None
+        self._server: asyncio.Server | None = None
+        block = context.statistics
+        self._count = {
+            name: block.counter(name)
+            for name in ("requests", "shed", "cancelled", "failed", "rejected")
+        }
+        self._at_door = block.gauge("at_door")
+        self._in_flight = block.gauge("in_flight")
+        self._first_token = block.histogram("first_token_seconds")
+        self._request_time = block.histogram("request_seconds")
+        self._token_time = block.histogram("time_per_token_seconds")
+
+    async def start(self) -> None:
+        """Listen at once, so that a port in use is known before anything is loaded."""
+        http = self.boot.settings.http
+        door = Door(self._routes.handle, max_connections=self.boot.settings.engine.max_connections)
+        self._door = door
+        try:
+            self._server = await self.context.loop.create_server(
+                door, http.bind_host, http.port, backlog=BACKLOG
+            )
+        except OSError as error:
+            where = f"{http.bind_host}:{http.port}"
+            raise ConfigError(f"http.port: cannot listen on {where}: {error.strerror}") from error
+
+    async def serve(self) -> None:
+        self._turn(State.READY)
+
+    def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
+        match message:
+            case Deltas():
+                self._deliver(message)
+            case Prepared():
+                if flight := self._flights.get(message.id):
+                    flight.responder.account.prompt(message.prompt_tokens)
+            case Queued():
+                if flight := self._flights.get(message.id):
+                    flight.at_door = False
+                    self._at_door.set(self._flights.at_door())
+            case Rejected():
+                if flight := self._flights.get(message.id):
+                    flight.refuse(
+                        ApiError(
+                            message.status, message.message, param=message.param, code=message.code
+                        )
+                    )
+            case Refused():
+                self._refused(message)
+
+    async def drain(self, timeout_s: float) -> None:
+        self._turn(State.DRAINING)
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s - LAST_WORDS_S)):
+                await self._flights.all_done()
+        except TimeoutError:
+            self._flights.refuse_all(shutting_down())
+            await self._flights.all_done()
+
+    async def fail(self, cause: str, code: str) -> None:
+        self._turn(State.FAILED, cause)
+        self._count["failed"].add(len(self._flights))
+        self._flights.refuse_all(engine_failed(cause))
+        await self._flights.all_done()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._door is not None:
+            await self._door.shutdown(1.0)
+
+    def admit(self) -> None:
+        if (refusal := self.health.refusal()) is not None:
+            self._count["requests"].add()
+            raise refusal
+
+    def launch(self, flight: Flight) -> None:
+        self.admit()
+        self._count["requests"].add()
+        waiting = self._flights.at_door() + flight.request.choices
+        if waiting > self._door_limit and waiting > flight.request.choices:
+            self._count["shed"].add()
+            raise overloaded(f"{waiting} requests wait at the door, it holds {self._door_limit}")
+        self._flights.add(flight)
+        self._in_flight.set(len(self._flights))
+        self._at_door.set(waiting)
+        request = flight.request
+        if request.ignored:
+            log_event(_log, "unknown fields ignored", id=request.id, fields=list(request.ignored))
+        seed = request.seed
+        if seed is None:
+            seed = self.boot.settings.sampling.seed
+        if seed is None:
+            seed = secrets.randbits(63)
+        self.context.post(TOKENIZER, Prepare(request, seed))
+
+    def land(self, flight: Flight, outcome: str) -> None:
+        request = flight.request
+        if self._flights.get(request.id) is None:
+            return
+        self._flights.remove(request.id)
+        self._in_flight.set(len(self._flights))
+        self._at_door.set(self._flights.at_door())
+        if outcome == "answered" and flight.responder.account.done:
+            self._measure(flight)
+            return
+        if outcome.startswith(("disconnected", "given up")):
+            self._count["cancelled"].add()
+            log_event(_log, "client gone", id=request.id, why=outcome)
+        self.context.post(TOKENIZER, Forget(request.id))
+        self.context.post(SCHEDULER, Cancel(request.id))
+
+    def rejected(self) -> None:
+        self._count["rejected"].add()
+
+    def metrics(self) -> MetricsSnapshot:
+        return snapshot(
+            self.boot,
+            self.context.peers,
+            self.context.clock(),
+            failed=self.health.state is State.FAILED,
+        )
+
+    def _deliver(self, message: Deltas) -> None:
+        get = self._flights.get
+        for delta in message.items:
+            flight = get(delta.id)
+            if flight is None:
+                continue
+            stamp = b": committed %d\n" % message.committed_ns if flight.stamped else b""
+            flight.deliver(delta, stamp)
+
+    def _refused(self, message: Refused) -> None:
+        flight = self._flights.get(message.id)
+        if flight is None:
+            return
+        if message.code == "overloaded":
+            self._count["shed"].add()
+            flight.refuse(overloaded(message.message))
+        else:
+            flight.refuse(ApiError(400, message.message, code=message.code))
+
+    def _measure(self, flight: Flight) -> None:
+        now = self.context.loop.time()
+        self._request_time.observe(now - flight.began)
+        if flight.first_delta is None:
+            return
+        self._first_token.observe(flight.first_delta - flight.began)
+        tokens = flight.responder.account.completion_tokens
+        if tokens > 1:
+            self._token_time.observe((now - flight.first_delta) / (tokens - 1))
+
+    def _turn(self, state: State, reason: str = "") -> None:
+        self.health = Health(self.model.id, state, reason)

@@ -1,0 +1,39 @@
+"""Reading a request body within its limits."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from dgpp.serve.errors import ApiError, too_large
+from dgpp.serve.limits import BODY_BYTES_PER_SECOND, BODY_SECONDS
+
+
+async def read_body(request: web.BaseRequest, limit: int) -> bytes:
+    """The whole body of `request`.
+
+    Raises ApiError 411 without Content-Length, 501 for a chunked body, 413 over `limit` bytes
+    (decided from Content-Length, before anything is read), 408 when it arrives too slowly.
+    """
+    size = declared_length(request)
+    if size > limit:
+        raise too_large(size, limit)
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    allowed_s = BODY_SECONDS + size / BODY_BYTES_PER_SECOND
+    try:
+        async with asyncio.timeout(allowed_s):
+            return await request.content.read()
+    except TimeoutError:
+        message = f"The request body of {size} bytes took longer than {allowed_s:.0f} seconds"
+        raise ApiError(408, message) from None
+
+
+def declared_length(request: web.BaseRequest) -> int:
+    """Content-Length. Raises ApiError 501 for Transfer-Encoding, 411 where it is missing."""
+    if "Transfer-Encoding" in request.headers:
+        raise ApiError(501, "Transfer-Encoding is not implemented: send Content-Length")
+    if request.content_length is None:
+        raise ApiError(411, "Content-Length is required")
+    return request.content_length

@@ -1,0 +1,176 @@
+"""Requests in flight: what stands between a socket and the actors that answer it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import string
+from collections.abc import Callable
+from typing import Protocol
+
+from dgpp.serve.accounting import Accounting
+from dgpp.serve.errors import ApiError
+from dgpp.serve.request import GenerationRequest
+from dgpp.serve.responses import WholeAnswer
+from dgpp.serve.sse import error_events, event_stream
+from dgpp.text.delta import Delta
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+def random_letters(count: int) -> str:
+    """Padding that says nothing about the tokens it stands beside."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(count))
+
+
+class Responder(Protocol):
+    """Turns the deltas of one request into its wire form."""
+
+    account: Accounting
+
+    def add(self, delta: Delta) -> bytes:
+        """The events for `delta`, b"" when there is nothing to send (always for one-shot)."""
+
+
+class Streamed:
+    """Server-sent events, the closing ones with the last delta."""
+
+    def __init__(self, request: GenerationRequest, created: int) -> None:
+        self._stream = event_stream(request, created, random_letters)
+        self.account = self._stream.account
+
+    def add(self, delta: Delta) -> bytes:
+        events = self._stream.events(delta)
+        return events + self._stream.end() if self.account.done else events
+
+
+class Whole:
+    """One JSON object at the end: `json`."""
+
+    def __init__(self, request: GenerationRequest, created: int) -> None:
+        self._answer = WholeAnswer(request, created)
+        self.account = self._answer.account
+
+    def add(self, delta: Delta) -> bytes:
+        self._answer.add(delta)
+        return b""
+
+    def json(self) -> bytes:
+        return self._answer.json()
+
+
+class Flight:
+    """One request. Deltas are kept until its stream is open, then written as they come."""
+
+    def __init__(
+        self, request: GenerationRequest, responder: Responder, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.request = request
+        self.responder = responder
+        self.at_door = True
+        self.began = loop.time()
+        self.first_delta: float | None = None
+        self.stamped = False
+        self._loop = loop
+        self._write: Callable[[bytes], None] | None = None
+        self._held: list[bytes] = []
+        self._started: asyncio.Future[None] = loop.create_future()
+        self._done: asyncio.Future[None] = loop.create_future()
+
+    def deliver(self, delta: Delta, stamp: bytes) -> None:
+        """Take news of one choice. `stamp` (an event comment, or empty) goes ahead of it."""
+        if self._done.done():
+            return
+        if self.first_delta is None:
+            self.first_delta = self._loop.time()
+        if events := self.responder.add(delta):
+            self._send(stamp + events if stamp else events)
+        if self.responder.account.done:
+            self._finish(None)
+
+    def refuse(self, error: ApiError) -> None:
+        """End the request with `error`: as an event where its stream is open, else as the
+        response."""
+        if self._done.done():
+            return
+        if self._write is not None or self._held:
+            self._send(error_events(error))
+            self._finish(None)
+        else:
+            self._finish(error)
+
+    async def started(self, wait_s: float | None) -> bool:
+        """True when there is something to send, False after `wait_s` seconds of silence.
+        Raises ApiError when the request was refused before anything was sent."""
+        await asyncio.wait((self._started,), timeout=wait_s)
+        if self._done.done():
+            self._done.result()
+        return self._started.done()
+
+    def attach(self, write: Callable[[bytes], None]) -> None:
+        """The stream is open: send what was held, then write through."""
+        for events in self._held:
+            write(events)
+        self._held.clear()
+        self._write = write
+
+    async def done(self) -> None:
+        """Wait for the end. Raises ApiError when refused before anything was sent."""
+        await self._done
+
+    def _send(self, events: bytes) -> None:
+        if self._write is not None:
+            self._write(events)
+        else:
+            self._held.append(events)
+            self._start()
+
+    def _start(self) -> None:
+        if not self._started.done():
+            self._started.set_result(None)
+
+    def _finish(self, error: ApiError | None) -> None:
+        self.at_door = False
+        if error is None:
+            self._done.set_result(None)
+        else:
+            self._done.set_exception(error)
+            # A client that left never asks for the outcome: it must not be reported as lost.
+            self._done.exception()
+        self._start()
+
+
+class Flights:
+    """All requests in flight, by id."""
+
+    def __init__(self) -> None:
+        self._flights: dict[str, Flight] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def add(self, flight: Flight) -> None:
+        self._flights[flight.request.id] = flight
+        self._empty.clear()
+
+    def remove(self, flight_id: str) -> None:
+        self._flights.pop(flight_id, None)
+        if not self._flights:
+            self._empty.set()
+
+    def get(self, flight_id: str) -> Flight | None:
+        """None for a request whose client has gone: news of it may still be on its way."""
+        return self._flights.get(flight_id)
+
+    def at_door(self) -> int:
+        """Choices that the scheduler has not acknowledged yet."""
+        return sum(f.request.choices for f in self._flights.values() if f.at_door)
+
+    def refuse_all(self, error: ApiError) -> None:
+        for flight in list(self._flights.values()):
+            flight.refuse(error)
+
+    async def all_done(self) -> None:
+        await self._empty.wait()

@@ -1,0 +1,184 @@
+"""What each path answers: requests in, responses out, errors in the API's own form."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import orjson
+from aiohttp import web
+
+from actors.http.body import read_body
+from actors.http.flight import Flight, Streamed, Whole
+from actors.http.sse import Events, Pinger
+from dgpp.serve.chat import parse_chat
+from dgpp.serve.completions import parse_completion
+from dgpp.serve.errors import ApiError
+from dgpp.serve.health import Health
+from dgpp.serve.metrics import MetricsSnapshot
+from dgpp.serve.models import find_model, model_list
+from dgpp.serve.prometheus import CONTENT_TYPE, prometheus_text
+from dgpp.serve.request import GenerationRequest, Kind
+from dgpp.serve.responses import response_id
+from dgpp.serve.served import ServedModel
+
+JSON = "application/json"
+STAMPS = "x-dgpp-stamps"
+
+_PARSERS = {"chat": parse_chat, "completion": parse_completion}
+
+
+class Desk(Protocol):
+    """What the routes need of the actor behind them."""
+
+    model: ServedModel
+    max_body_bytes: int
+    health: Health
+
+    def admit(self) -> None:
+        """Raises ApiError when no request is taken now: starting, draining, failed."""
+
+    def launch(self, flight: Flight) -> None:
+        """Send the request on its way. Raises ApiError `overloaded` when the door is full."""
+
+    def land(self, flight: Flight, outcome: str) -> None:
+        """Its client is answered or gone."""
+
+    def metrics(self) -> MetricsSnapshot: ...
+
+    def rejected(self) -> None:
+        """A request was answered with a 4xx."""
+
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class Routes:
+    """Dispatch by path and method; model ids may contain slashes."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._routes: dict[str, dict[str, Handler]] = {
+            "/v1/chat/completions": {"POST": self._chat},
+            "/v1/completions": {"POST": self._completion},
+            "/v1/models": {"GET": self._models},
+            "/health": {"GET": self._health},
+            "/metrics": {"GET": self._metrics},
+            "/v1/metrics": {"GET": self._metrics},
+            "/metrics/prometheus": {"GET": self._prometheus},
+        }
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request; every fault of it is answered, none is raised."""
+        try:
+            return await self._find(request)(request)
+        except ApiError as error:
+            if error.status < 500:
+                self._desk.rejected()
+            return error_response(error)
+
+    def _find(self, request: web.BaseRequest) -> Handler:
+        path, method = request.path, request.method
+        methods = self._routes.get(path)
+        if methods is None and path.startswith("/v1/models/"):
+            methods = {"GET": self._model}
+        if methods is None:
+            raise ApiError(404, f"unknown route: {method} {path}")
+        handler = methods.get("GET" if method == "HEAD" else method)
+        if handler is None:
+            raise ApiError(405, f"{path} does not take {method}, only {', '.join(methods)}")
+        return handler
+
+    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(request, "chat")
+
+    async def _completion(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(request, "completion")
+
+    async def _generate(self, request: web.BaseRequest, kind: Kind) -> web.StreamResponse:
+        self._desk.admit()
+        body = await read_body(request, self._desk.max_body_bytes)
+        name = response_id(kind, secrets.randbits(64))
+        generation = _PARSERS[kind](body, name, self._desk.model)
+        answer = self._stream if generation.stream else self._whole
+        return await answer(request, generation)
+
+    async def _whole(
+        self, request: web.BaseRequest, generation: GenerationRequest
+    ) -> web.StreamResponse:
+        whole = Whole(generation, int(time.time()))
+        flight = Flight(generation, whole, request.loop)
+        outcome = "disconnected"
+        try:
+            self._desk.launch(flight)
+            await flight.done()
+            outcome = "answered"
+        except ApiError as error:
+            outcome = error.code or "refused"
+            raise
+        finally:
+            self._desk.land(flight, outcome)
+        return web.Response(body=whole.json(), content_type=JSON)
+
+    async def _stream(
+        self, request: web.BaseRequest, generation: GenerationRequest
+    ) -> web.StreamResponse:
+        flight = Flight(generation, Streamed(generation, int(time.time())), request.loop)
+        flight.stamped = request.headers.get(STAMPS) == "1"
+        outcome = "disconnected"
+        pinger: Pinger | None = None
+        events: Events | None = None
+        try:
+            self._desk.launch(flight)
+            interval = generation.ping_interval
+            await flight.started(interval if interval > 0 else None)
+            events = await Events.begin(request)
+            flight.attach(events.write)
+            pinger = Pinger(request.loop, interval, events.keep_alive)
+            await flight.done()
+            response = await events.end()
+            outcome = "answered"
+        except ApiError as error:
+            outcome = error.code or "refused"
+            raise
+        finally:
+            if pinger is not None:
+                pinger.stop()
+            if events is not None and events.gave_up is not None:
+                outcome = f"given up: {events.gave_up}"
+            self._desk.land(flight, outcome)
+        return response
+
+    async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
+        return _json(model_list(self._desk.model))
+
+    async def _model(self, request: web.BaseRequest) -> web.StreamResponse:
+        name = request.path.removeprefix("/v1/models/")
+        return _json(find_model(self._desk.model, name))
+
+    async def _health(self, request: web.BaseRequest) -> web.StreamResponse:
+        health = self._desk.health
+        return _json(health.object(), health.status)
+
+    async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=self._desk.metrics().json(), content_type=JSON)
+
+    async def _prometheus(self, request: web.BaseRequest) -> web.StreamResponse:
+        text = prometheus_text(self._desk.metrics(), self._desk.model.id)
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+
+
+def _json(body: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type=JSON)
+
+
+def error_response(error: ApiError) -> web.Response:
+    """`error` as a response; one that leaves a body unread closes its connection."""
+    response = web.Response(status=error.status, body=error.json(), content_type=JSON)
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    if error.status in (408, 411, 413, 501):
+        response.force_close()
+    return response

@@ -1,0 +1,126 @@
+"""The statistics blocks of a rank's actors as one metrics snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actors.boot import Boot
+from actors.statistics import HistogramValue, StatisticsBlock
+from dgpp.serve.histogram import Histogram
+from dgpp.serve.metrics import (
+    REASONS,
+    Admission,
+    Build,
+    Histograms,
+    MetricsSnapshot,
+    SchedulerMetrics,
+    ServiceMetrics,
+)
+
+
+class Reader:
+    """One role's values, read once."""
+
+    def __init__(self, block: StatisticsBlock) -> None:
+        self._values = block.read()
+
+    def count(self, name: str) -> int:
+        value = self._values[name]
+        assert not isinstance(value, HistogramValue)
+        return int(value)
+
+    def real(self, name: str) -> float:
+        value = self._values[name]
+        assert not isinstance(value, HistogramValue)
+        return float(value)
+
+    def milliseconds(self, name: str) -> float:
+        """A counter of nanoseconds, in ms."""
+        return self.count(name) / 1e6
+
+    def histogram(self, name: str) -> Histogram:
+        value = self._values[name]
+        assert isinstance(value, HistogramValue)
+        return Histogram(value.buckets, list(value.counts), value.total)
+
+
+def snapshot(
+    boot: Boot, peers: Mapping[str, StatisticsBlock], now: float, *, failed: bool
+) -> MetricsSnapshot:
+    """Everything that is counted, at `now` (monotonic seconds)."""
+    scheduler, http = Reader(peers["scheduler"]), Reader(peers["http"])
+    base, _, sha = boot.version.partition("+g")
+    return MetricsSnapshot(
+        scheduler=_scheduler(boot, scheduler, now),
+        service=_service(boot, scheduler, http, failed=failed),
+        build=Build(
+            version=base,
+            git_sha=sha,
+            world_size=boot.settings.world_size,
+            max_concurrent_requests=boot.limits.slots,
+            queue_limit=boot.settings.engine.queue_limit,
+            kv_pool_tokens=boot.limits.blocks * boot.limits.block_tokens,
+        ),
+        finished={reason: scheduler.count(f"finished_{reason}") for reason in REASONS},
+        histograms=_histograms(scheduler, http),
+    )
+
+
+def _scheduler(boot: Boot, scheduler: Reader, now: float) -> SchedulerMetrics:
+    terminal = sum(scheduler.count(f"finished_{reason}") for reason in REASONS)
+    last = scheduler.real("last_step_s")
+    return SchedulerMetrics(
+        active=scheduler.count("active"),
+        queued=scheduler.count("queued"),
+        prefilling=scheduler.count("prefilling"),
+        terminal=terminal,
+        records=scheduler.count("submitted"),
+        record_tokens=scheduler.count("tokens"),
+        pool_blocks_total=boot.limits.blocks,
+        pool_blocks_in_use=scheduler.count("blocks_in_use"),
+        tokens_generated=scheduler.count("tokens"),
+        snapshot_age_ms=(now - last) * 1e3 if last else 0.0,
+        prompts_prefilled=scheduler.count("prompts"),
+        prompt_tokens=scheduler.count("prompt_tokens"),
+        prompt_tokens_computed=scheduler.count("prompt_tokens"),
+        decode_steps=scheduler.count("decode_steps"),
+        decode_rows=scheduler.count("decode_rows"),
+        prefill_ms=scheduler.milliseconds("prefill_step_ns"),
+        prefill_request_ms=scheduler.milliseconds("prefill_request_ns"),
+        step_ms=scheduler.milliseconds("decode_step_ns"),
+    )
+
+
+def _service(boot: Boot, scheduler: Reader, http: Reader, *, failed: bool) -> ServiceMetrics:
+    engine = boot.settings.engine
+    return ServiceMetrics(
+        requests_total=http.count("requests"),
+        requests_shed=http.count("shed"),
+        pending_admissions=http.count("at_door"),
+        requests_cancelled=http.count("cancelled"),
+        requests_failed=http.count("failed"),
+        engine_failed=failed,
+        admission=Admission(
+            engine.admission,
+            engine.admission_window,
+            engine.prefill_budget_tokens,
+            engine.prefill_idle_budget_tokens,
+        ),
+        tokens_out=scheduler.count("tokens"),
+        rejects_bad=http.count("rejected"),
+    )
+
+
+def _histograms(scheduler: Reader, http: Reader) -> Histograms:
+    return Histograms(
+        time_to_first_token_miss=http.histogram("first_token_seconds"),
+        queue_time=scheduler.histogram("queue_seconds"),
+        prefill_time=scheduler.histogram("prefill_seconds"),
+        decode_time=scheduler.histogram("decode_seconds"),
+        e2e_latency=http.histogram("request_seconds"),
+        time_per_output_token=http.histogram("time_per_token_seconds"),
+        inter_token_latency=scheduler.histogram("inter_token_seconds"),
+        decode_step_duration=scheduler.histogram("step_seconds"),
+        prompt_tokens=scheduler.histogram("request_prompt_tokens"),
+        generation_tokens=scheduler.histogram("request_generation_tokens"),
+    )

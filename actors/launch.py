@@ -1,0 +1,221 @@
+"""From resolved settings to a running rank: what `dgpp run` does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from actors.boot import Boot
+from actors.run import run_world
+from actors.supervisor import Settings as Supervision
+from actors.world import topology
+from dgpp import log
+from dgpp.checkpoint.demo import DEMO_MODEL, ensure_demo
+from dgpp.checkpoint.resolve import resolve_model
+from dgpp.config.settings import SamplingSettings, Settings
+from dgpp.config.version import version
+from dgpp.engine.base import EngineLimits
+from dgpp.engine.script import load_script, max_drafts
+from dgpp.errors import CheckpointError
+from dgpp.log_lines import Line, ready_line, startup_lines
+from dgpp.models.plan import MIB, MemoryPlan, MemorySettings, plan_memory, require_fit
+from dgpp.sample.params import SamplingParams
+from dgpp.serve.served import ServedModel, sampling_defaults, with_top_p
+from dgpp.text.codec import TextCodec
+from dgpp.text.tokenizer import read_object
+
+_log = logging.getLogger("dgpp.launch")
+
+SCRIPTED_BLOCK_TOKENS = 64
+SCRIPTED_CHUNK_TOKENS = 1024
+
+
+class Deployment(NamedTuple):
+    """What was decided before anything is loaded."""
+
+    boot: Boot
+    plan: MemoryPlan | None
+
+
+def serve(settings: Settings, *, log_json: bool) -> int:
+    """Run the deployment until it ends; the process's exit status.
+
+    Raises ConfigError, CheckpointError or MemoryPlanError, all before any weight is read.
+    """
+    log.setup(json=log_json, role="main", rank=0)
+    deployment = deploy(settings, log_json=log_json)
+    boot = deployment.boot
+    for line in startup_lines(settings, boot.version):
+        log.log_line(_log, line.text, line.fields)
+    _explain(deployment)
+    ready = ready_line(settings.http.bind_host, settings.http.port, boot.served.id)
+    world = topology(boot)
+    return run_world(
+        world,
+        {role.role: boot.encode() for role in world.roles},
+        placement=settings.engine.placement,
+        settings=Supervision(drain_timeout_s=settings.engine.drain_timeout_s),
+        on_ready=lambda: log.log_line(_log, ready.text, ready.fields),
+    )
+
+
+def memory_plan(settings: Settings) -> int:
+    """Print the plan and check that it fits; the process's exit status."""
+    plan = deploy(settings, log_json=False).plan
+    if plan is None:
+        sys.stdout.write("the scripted engine holds no weights and no cache\n")
+        return 0
+    for item in plan.items:
+        sys.stdout.write(f"{item.bytes / MIB:12.1f} MiB  {item.name}\n")
+    sys.stdout.write(f"{plan.total / MIB:12.1f} MiB  in all\n")
+    return 0
+
+
+def deploy(settings: Settings, *, log_json: bool) -> Deployment:
+    """Find the model, plan its memory and settle everything that the roles are told."""
+    directory = model_directory(settings.model)
+    engine = settings.engine
+    backend = "cpu" if engine.backend == "auto" else engine.backend
+    plan: MemoryPlan | None = None
+    if backend == "scripted":
+        limits = _scripted_limits(settings, directory)
+    else:
+        plan = _plan(settings, directory)
+        limits = plan.limits
+    boot = Boot(
+        settings=settings,
+        limits=limits,
+        model_directory=str(directory),
+        served=_served(settings, directory, limits),
+        backend=backend,
+        threads=engine.threads or len(os.sched_getaffinity(0)),
+        version=version(),
+        log_json=log_json,
+    )
+    return Deployment(boot, plan)
+
+
+def model_directory(model: str) -> Path:
+    """The checkpoint's directory; the demo model is fetched where it is absent."""
+    return ensure_demo(progress=_say_progress()) if model == DEMO_MODEL else resolve_model(model)
+
+
+def _plan(settings: Settings, directory: Path) -> MemoryPlan:
+    config = read_object(directory / "config.json")
+    if config is None:
+        raise CheckpointError(f"model {settings.model}: no config.json in {directory}")
+    engine = settings.engine
+    plan = plan_memory(
+        config,
+        MemorySettings(
+            slots=engine.max_concurrency,
+            kv_capacity=engine.kv_capacity,
+            candidates=engine.sampling_candidates,
+            kv_dtype=engine.kv_dtype,
+        ),
+    )
+    require_fit(plan, free_memory())
+    return plan
+
+
+def _scripted_limits(settings: Settings, directory: Path) -> EngineLimits:
+    engine = settings.engine
+    codec = TextCodec.load(directory)
+    vocab = codec.tokenizer.vocab_size
+    config = read_object(directory / "config.json") or {}
+    blocks = -(-engine.kv_capacity // SCRIPTED_BLOCK_TOKENS)
+    pool = blocks * SCRIPTED_BLOCK_TOKENS
+    lines = load_script(Path(engine.script), vocab) if engine.script else []
+    return EngineLimits(
+        slots=engine.max_concurrency,
+        vocab_size=vocab,
+        position_ceiling=min(config.get("max_position_embeddings", pool), pool),
+        block_tokens=SCRIPTED_BLOCK_TOKENS,
+        blocks=blocks,
+        chunk_align=SCRIPTED_BLOCK_TOKENS,
+        chunk_limit=SCRIPTED_CHUNK_TOKENS,
+        candidates=engine.sampling_candidates,
+        max_drafts=max_drafts(lines),
+    )
+
+
+def _served(settings: Settings, directory: Path, limits: EngineLimits) -> ServedModel:
+    engine = settings.engine
+    name = engine.model_alias or settings.model
+    generation = read_object(directory / "generation_config.json") or {}
+    return ServedModel(
+        id=name,
+        vocab_size=limits.vocab_size,
+        position_ceiling=limits.position_ceiling,
+        kv_pool_tokens=limits.blocks * limits.block_tokens,
+        aliases=() if name == settings.model else (settings.model,),
+        sampling=_sampling(sampling_defaults(generation), settings.sampling),
+        template_kwargs=engine.default_chat_template_kwargs,
+        default_max_tokens=engine.default_max_tokens,
+        ping_interval=settings.http.sse_ping_interval,
+        created=int(directory.stat().st_mtime),
+        no_eos=engine.no_eos,
+    )
+
+
+def _sampling(found: SamplingParams, told: SamplingSettings) -> SamplingParams:
+    """generation_config.json's defaults under the deployment's own."""
+    own = {
+        name: value
+        for name, value in msgspec.structs.asdict(told).items()
+        if value is not None and name != "seed"
+    }
+    return with_top_p(msgspec.structs.replace(found, **own))
+
+
+def _explain(deployment: Deployment) -> None:
+    boot, plan = deployment
+    log.log_event(
+        _log,
+        f"engine {boot.backend} on {boot.threads} threads",
+        directory=boot.model_directory,
+        slots=boot.limits.slots,
+        blocks=boot.limits.blocks,
+        block_tokens=boot.limits.block_tokens,
+        position_ceiling=boot.limits.position_ceiling,
+    )
+    if plan is not None:
+        items = ", ".join(f"{item.name} {item.bytes / MIB:.0f}" for item in plan.items)
+        sizes = {item.name: item.bytes for item in plan.items}
+        line = Line(f"memory plan: {plan.total / MIB:.0f} MiB ({items})", {"items": sizes})
+        log.log_line(_log, line.text, line.fields)
+        for note in plan.notes:
+            _log.info("%s", note)
+    if boot.settings.http.bind_host not in ("127.0.0.1", "localhost"):
+        _log.warning(
+            "http.bind_host %s: anyone who reaches it can use this server",
+            boot.settings.http.bind_host,
+        )
+
+
+def free_memory() -> int:
+    """Bytes that the host could give to new processes (MemAvailable)."""
+    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    raise CheckpointError("/proc/meminfo has no MemAvailable: cannot check the memory plan")
+
+
+def _say_progress() -> Callable[[str, int, int], None]:
+    """Fetching speaks in the log: one line a stage and every quarter."""
+    said: dict[str, int] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        quarter = done * 4 // total if total else 0
+        if said.get(stage, -1) < quarter:
+            said[stage] = quarter
+            log.log_event(_log, f"demo model: {stage}", percent=quarter * 25)
+
+    return progress

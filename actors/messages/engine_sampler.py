@@ -1,0 +1,21 @@
+"""engine → sampler. The arrays lie in the channel's slots beside the frame."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Selected(msgspec.Struct, frozen=True, tag=True):
+    """Step `step`'s candidates; arrays: the fields of `Candidates` in declaration order."""
+
+    step: int
+
+
+class FullRow(msgspec.Struct, frozen=True, tag=True):
+    """A row that `WantRow` named; arrays: float32 [vocab], adjusted, -inf where masked."""
+
+    step: int
+    row: int
+
+
+FromEngine = Selected | FullRow

@@ -1,0 +1,34 @@
+"""tokenizer → http."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpp.text.delta import Delta
+
+
+class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """Request `id` was encoded and submitted: `prompt_tokens` over all its prompts."""
+
+    id: str
+    prompt_tokens: int
+
+
+class Rejected(msgspec.Struct, frozen=True, tag=True):
+    """Request `id` cannot be served; the fields are an ApiError's."""
+
+    id: str
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+class Deltas(msgspec.Struct, frozen=True, tag=True):
+    """News of one step. `committed_ns` is the sampler's monotonic clock when it decided."""
+
+    items: tuple[Delta, ...]
+    committed_ns: int
+
+
+FromTokenizer = Prepared | Rejected | Deltas

@@ -1,0 +1,54 @@
+"""The statistics that each role keeps in its shared block."""
+
+from __future__ import annotations
+
+from actors.statistics import Metric
+from dgpp.serve.histogram import LATENCY, STEP, TOKENS
+
+
+def _counters(*names: str) -> tuple[Metric, ...]:
+    return tuple(Metric(name, "counter") for name in names)
+
+
+def _gauges(*names: str) -> tuple[Metric, ...]:
+    return tuple(Metric(name, "gauge") for name in names)
+
+
+def _histograms(buckets: tuple[float, ...], *names: str) -> tuple[Metric, ...]:
+    return tuple(Metric(name, "histogram", buckets) for name in names)
+
+
+ENGINE = _counters("prefill_ns", "decode_ns")
+SAMPLER = _counters("tokens", "fallback_rows")
+TOKENIZER = _counters("rejected", "prompt_tokens")
+SCHEDULER = (
+    *_gauges("active", "prefilling", "queued", "blocks_in_use", "last_step_s"),
+    *_counters(
+        "steps",
+        "decode_steps",
+        "decode_rows",
+        "decode_step_ns",
+        "prefill_step_ns",
+        "prefill_request_ns",
+        "prompts",
+        "prompt_tokens",
+        "tokens",
+        "submitted",
+        "admitted",
+        "refused",
+        "finished_none",
+        "finished_eos",
+        "finished_length",
+        "finished_cancelled",
+        "finished_pool_exhausted",
+        "finished_stop",
+    ),
+    *_histograms(STEP, "step_seconds", "inter_token_seconds"),
+    *_histograms(LATENCY, "queue_seconds", "prefill_seconds", "decode_seconds"),
+    *_histograms(TOKENS, "request_prompt_tokens", "request_generation_tokens"),
+)
+HTTP = (
+    *_gauges("at_door", "in_flight"),
+    *_counters("requests", "shed", "cancelled", "failed", "rejected", "connections_refused"),
+    *_histograms(LATENCY, "first_token_seconds", "request_seconds", "time_per_token_seconds"),
+)

@@ -1,0 +1,237 @@
+"""What the scheduler's actor tells operators: log lines and the rank's counters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from actors.context import Context
+from actors.statistics import Counter
+from dgpp.log import log_line
+from dgpp.log_lines import Interval, Retirement, admitted_line
+from dgpp.sched.outcomes import Admitted, Began, Outcome, Refused, Retired
+from dgpp.sched.plan import Plan
+from dgpp.sched.request import Submit
+from dgpp.sched.statistics import SchedulerStatistics
+from dgpp.sched.verdict import Finish, Verdict
+
+_log = logging.getLogger("dgpp.scheduler")
+
+
+class Timeline(msgspec.Struct):
+    """One choice's times in ns of the monotonic clock, 0 for what has not happened."""
+
+    prompt_tokens: int
+    max_tokens: int
+    arrived: int
+    admitted: int = 0
+    began: int = 0
+    cached_tokens: int = 0
+    decode_steps_before: int = 0
+
+
+class SchedulerReport:
+    """Admission and retirement lines, the statistics line, and the shared block."""
+
+    def __init__(self, context: Context, interval_s: float) -> None:
+        self._context = context
+        self._interval_s = interval_s
+        self._block = context.statistics
+        self._counters: dict[str, Counter] = {}
+        self._timelines: dict[str, Timeline] = {}
+        self._planned_ns = 0
+        self._planned: Plan | None = None
+        self._last_decode_ns = 0
+        self._decode_steps = 0
+        self._sums = _Sums()
+        self._before = _Sums()
+        self._latest: SchedulerStatistics | None = None
+        self._said_idle = True
+        self._gauges = {
+            name: self._block.gauge(name)
+            for name in ("active", "prefilling", "queued", "blocks_in_use", "last_step_s")
+        }
+        self._step_seconds = self._block.histogram("step_seconds")
+        self._inter_token = self._block.histogram("inter_token_seconds")
+
+    def begin(self) -> None:
+        """Serving starts: say every interval how it goes."""
+        if self._interval_s > 0:
+            self._context.call_later(self._interval_s, self._speak)
+
+    def end(self, statistics: SchedulerStatistics) -> None:
+        """Serving ends: the last interval, where there is something to say."""
+        self._latest = statistics
+        self._say(self._interval_s)
+
+    def arrived(self, submits: Iterable[Submit]) -> None:
+        now = self._context.clock_ns()
+        for submit in submits:
+            self._timelines[submit.id] = Timeline(submit.prompt_tokens, submit.max_tokens, now)
+            self._add("submitted")
+
+    def planned(self, plan: Plan) -> None:
+        self._planned_ns = self._context.clock_ns()
+        self._planned = plan
+
+    def step(self, statistics: SchedulerStatistics, verdict: Verdict) -> None:
+        """A step's verdict was applied."""
+        plan = self._planned
+        assert plan is not None
+        now = self._context.clock_ns()
+        spent = now - self._planned_ns
+        tokens = sum(len(decided.tokens) for decided in verdict.slots)
+        self._latest = statistics
+        self._add("steps")
+        self._add("tokens", tokens)
+        if plan.prefills:
+            read = sum(chunk.count for chunk in plan.prefills)
+            prompts = sum(chunk.last for chunk in plan.prefills)
+            self._add("prefill_step_ns", spent)
+            self._add("prompt_tokens", read)
+            self._add("prompts", prompts)
+            self._sums.prefill_ns += spent
+            self._sums.prompt_tokens += read
+            self._sums.prompts += prompts
+        if plan.decodes:
+            self._decoded(len(plan.decodes), spent, now)
+            self._sums.decode_tokens += tokens - sum(c.last for c in plan.prefills)
+        self.levels(statistics, now)
+
+    def levels(self, statistics: SchedulerStatistics, now_ns: int) -> None:
+        """Copy what stands now into the shared block."""
+        gauges = self._gauges
+        gauges["active"].set(statistics.active)
+        gauges["prefilling"].set(statistics.prefilling)
+        gauges["queued"].set(statistics.queued)
+        gauges["blocks_in_use"].set(statistics.blocks_in_use)
+        gauges["last_step_s"].set(now_ns / 1e9)
+
+    def outcome(self, outcome: Outcome) -> None:
+        match outcome:
+            case Admitted():
+                self._admitted(outcome)
+            case Began():
+                line = self._timelines[outcome.id]
+                line.began = self._context.clock_ns()
+                line.decode_steps_before = self._decode_steps
+            case Refused():
+                self._timelines.pop(outcome.id, None)
+                self._add("refused")
+                self._sums.refused += 1
+                _log.info("%s refused (%s)", outcome.id, outcome.code)
+            case Retired():
+                self._retired(outcome)
+
+    def _decoded(self, rows: int, spent: int, now: int) -> None:
+        self._decode_steps += 1
+        self._add("decode_steps")
+        self._add("decode_rows", rows)
+        if self._last_decode_ns:
+            self._inter_token.observe((now - self._last_decode_ns) / 1e9)
+        self._last_decode_ns = now
+        self._step_seconds.observe(spent / 1e9)
+        self._add("decode_step_ns", spent)
+        self._sums.decode_ns += spent
+        self._sums.decode_steps += 1
+
+    def _admitted(self, outcome: Admitted) -> None:
+        now = self._context.clock_ns()
+        line = self._timelines[outcome.id]
+        line.admitted = now
+        line.cached_tokens = outcome.cached_tokens
+        waited = now - line.arrived
+        self._add("admitted")
+        self._block.histogram("queue_seconds").observe(waited / 1e9)
+        said = admitted_line(
+            outcome.id,
+            slot=outcome.slot,
+            prompt_tokens=line.prompt_tokens,
+            max_tokens=line.max_tokens,
+            cached_tokens=line.cached_tokens,
+            queue_ms=waited / 1e6,
+        )
+        log_line(_log, said.text, said.fields)
+
+    def _retired(self, outcome: Retired) -> None:
+        line = self._timelines.pop(outcome.id)
+        now = self._context.clock_ns()
+        admitted, began = line.admitted or now, line.began or now
+        self._add(f"finished_{outcome.reason.name.lower()}")
+        self._sums.retired += 1
+        self._sums.cancelled += outcome.reason is Finish.CANCELLED
+        if line.began:
+            self._add("prefill_request_ns", began - admitted)
+            self._block.histogram("prefill_seconds").observe((began - admitted) / 1e9)
+            self._block.histogram("decode_seconds").observe((now - began) / 1e9)
+            self._block.histogram("request_prompt_tokens").observe(line.prompt_tokens)
+            self._block.histogram("request_generation_tokens").observe(outcome.tokens)
+        else:
+            began = now
+        said = Retirement(
+            id=outcome.id,
+            reason=outcome.reason.name.lower(),
+            tokens=outcome.tokens,
+            prompt_tokens=line.prompt_tokens,
+            cached_tokens=line.cached_tokens,
+            queue_ms=(admitted - line.arrived) / 1e6,
+            prefill_ms=(began - admitted) / 1e6,
+            decode_ms=(now - began) / 1e6,
+            decode_steps=self._decode_steps - line.decode_steps_before if line.began else 0,
+        ).line()
+        log_line(_log, said.text, said.fields)
+
+    def _add(self, name: str, amount: int = 1) -> None:
+        counter = self._counters.get(name)
+        if counter is None:
+            counter = self._counters[name] = self._block.counter(name)
+        counter.add(amount)
+
+    def _speak(self) -> None:
+        self._say(self._interval_s)
+        self.begin()
+
+    def _say(self, seconds: float) -> None:
+        """The statistics line; after a busy stretch one idle line, then silence."""
+        statistics = self._latest
+        if statistics is None or seconds <= 0:
+            return
+        now, before = self._sums, self._before
+        self._before = msgspec.structs.replace(now)
+        interval = Interval(
+            rank=self._context.rank,
+            seconds=seconds,
+            decode_tokens=now.decode_tokens - before.decode_tokens,
+            decode_steps=now.decode_steps - before.decode_steps,
+            decode_s=(now.decode_ns - before.decode_ns) / 1e9,
+            prefill_prompts=now.prompts - before.prompts,
+            prefill_tokens=now.prompt_tokens - before.prompt_tokens,
+            prefill_s=(now.prefill_ns - before.prefill_ns) / 1e9,
+            live=statistics.active + statistics.prefilling,
+            queued=statistics.queued,
+            blocks_used=statistics.blocks_in_use,
+            blocks_total=statistics.blocks,
+            requests=now.retired - before.retired,
+            shed=now.refused - before.refused,
+            cancelled=now.cancelled - before.cancelled,
+        )
+        if not (interval.idle and self._said_idle):
+            line = interval.line()
+            log_line(_log, line.text, line.fields)
+        self._said_idle = interval.idle
+
+
+class _Sums(msgspec.Struct):
+    """Totals since the start, of which the statistics line shows the differences."""
+
+    decode_tokens: int = 0
+    decode_steps: int = 0
+    decode_ns: int = 0
+    prompts: int = 0
+    prompt_tokens: int = 0
+    prefill_ns: int = 0
+    retired: int = 0
+    refused: int = 0
+    cancelled: int = 0

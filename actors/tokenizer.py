@@ -1,0 +1,120 @@
+"""The tokenizer's actor: requests to ids on the way in, tokens to text on the way out."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from actors.channel import Arrays
+from actors.context import Context
+from actors.messages.http_tokenizer import Forget, Prepare
+from actors.messages.sampler_tokenizer import Committed
+from actors.messages.tokenizer_http import Deltas, Prepared, Rejected
+from actors.messages.tokenizer_scheduler import Arrive, Stopped
+from actors.role import Role
+from dgpp.sched.admission import request_of
+from dgpp.serve.errors import ApiError
+from dgpp.serve.served import ServedModel
+from dgpp.serve.submission import Submission, submission
+from dgpp.text.codec import TextCodec
+from dgpp.text.delta import Delta
+from dgpp.text.output import OutputStream
+
+HTTP = "tokenizer>http"
+SCHEDULER = "tokenizer>scheduler"
+
+INGRESS_THREADS = 2
+"""Rendering and encoding run here: one long prompt must not hold up any stream."""
+
+
+class TokenizerActor(Role):
+    """Keeps an output stream for each live choice; whatever comes for another is dropped."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        boot = self.boot
+        self._directory = boot.model_directory
+        self._model: ServedModel = boot.served
+        self._codec: TextCodec | None = None
+        self._threads = ThreadPoolExecutor(INGRESS_THREADS, thread_name_prefix="ingress")
+        self._preparing: set[str] = set()
+        self._outputs: dict[str, OutputStream] = {}
+        self._rejected = context.statistics.counter("rejected")
+        self._prompt_tokens = context.statistics.counter("prompt_tokens")
+
+    async def start(self) -> None:
+        with self.context.loading("the tokenizer"):
+            self._codec = await self.context.run_blocking(TextCodec.load, self._directory)
+
+    async def stop(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
+        match message:
+            case Committed():
+                self._speak(message)
+            case Prepare():
+                self._preparing.add(message.request.id)
+                self.context.spawn(self._prepare(message))
+            case Forget():
+                self._forget(message.id)
+
+    async def _prepare(self, message: Prepare) -> None:
+        request = message.request
+        assert self._codec is not None
+        try:
+            prepared = await self.context.loop.run_in_executor(
+                self._threads,
+                submission,
+                request,
+                message.seed,
+                self._codec,
+                self._model,
+                time.time(),
+            )
+        except ApiError as error:
+            self._reject(request.id, error)
+            return
+        if request.id in self._preparing:
+            self._preparing.remove(request.id)
+            self._submit(message, prepared)
+
+    def _submit(self, message: Prepare, prepared: Submission) -> None:
+        request = message.request
+        assert self._codec is not None
+        for choice, submit in enumerate(prepared.submits):
+            self._outputs[submit.id] = OutputStream(
+                self._codec.tokenizer.bytes, request.id, choice, request.stop
+            )
+        self._prompt_tokens.add(prepared.prompt_tokens)
+        self.context.post(SCHEDULER, Arrive(request.id, prepared.submits))
+        self.context.post(HTTP, Prepared(request.id, prepared.prompt_tokens))
+
+    def _reject(self, request: str, error: ApiError) -> None:
+        self._preparing.discard(request)
+        self._rejected.add()
+        self.context.post(
+            HTTP, Rejected(request, error.status, error.message, error.param, error.code)
+        )
+
+    def _speak(self, message: Committed) -> None:
+        deltas: list[Delta] = []
+        for item in message.items:
+            output = self._outputs.get(item.id)
+            if output is None:
+                continue
+            delta = output.feed(item.tokens, item.finish, item.logprobs)
+            if delta is not None:
+                deltas.append(delta)
+            if output.finished:
+                del self._outputs[item.id]
+                if output.stop_found and not item.finish:
+                    self.context.post(SCHEDULER, Stopped(item.id))
+        if deltas:
+            self.context.post(HTTP, Deltas(tuple(deltas), message.committed_ns))
+
+    def _forget(self, request: str) -> None:
+        self._preparing.discard(request)
+        for choice in [c for c in self._outputs if request_of(c) == request]:
+            del self._outputs[choice]

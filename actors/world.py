@@ -1,0 +1,105 @@
+"""The actors of a rank and the channels between them, sized from the deployment's limits."""
+
+from __future__ import annotations
+
+from actors.boot import Boot
+from actors.messages.engine_sampler import FromEngine
+from actors.messages.http_scheduler import Cancel
+from actors.messages.http_tokenizer import FromHttp
+from actors.messages.sampler_engine import WantRow
+from actors.messages.sampler_tokenizer import Committed
+from actors.messages.scheduler_http import FromScheduler
+from actors.messages.tokenizer_http import FromTokenizer
+from actors.messages.tokenizer_scheduler import ToScheduler
+from actors.metrics import ENGINE, HTTP, SAMPLER, SCHEDULER, TOKENIZER
+from actors.topology import ChannelSpec, RoleSpec, Topology
+from dgpp.engine.base import EngineLimits
+from dgpp.sched.plan import Plan
+from dgpp.sched.verdict import Verdict
+
+KIB = 1 << 10
+SPIN_US = 15
+"""How long the two ends of a decode step poll before they sleep, where CPUs are to spare."""
+
+# One BLAS thread in every process but the engine's own pool: two fight on a small machine.
+# OPENBLAS_CORETYPE would pin an older machine's kernels; OpenBLAS knows better itself.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+
+
+def topology(boot: Boot, rank: int = 0) -> Topology:
+    """Rank 0's world. Roles start in this order and stop in reverse: the front end first."""
+    return Topology(roles=_roles(boot), channels=_channels(boot.limits), rank=rank)
+
+
+def _roles(boot: Boot) -> tuple[RoleSpec, ...]:
+    engine_environment = _ENVIRONMENT | {"OMP_NUM_THREADS": str(boot.threads)}
+
+    def role(name: str, actor: str, **more: object) -> RoleSpec:
+        fields = {"environment": _ENVIRONMENT, "unset": _UNSET} | more
+        return RoleSpec(role=name, actor=actor, **fields)  # type: ignore[arg-type]
+
+    return (
+        role(
+            "engine",
+            "actors.engine:EngineActor",
+            statistics=ENGINE,
+            environment=engine_environment,
+        ),
+        role("sampler", "actors.sampler:SamplerActor", statistics=SAMPLER),
+        role("scheduler", "actors.scheduler:SchedulerActor", statistics=SCHEDULER),
+        role("tokenizer", "actors.tokenizer:TokenizerActor", statistics=TOKENIZER),
+        role("http", "actors.http.actor:HttpActor", statistics=HTTP, faces_clients=True),
+    )
+
+
+def _channels(limits: EngineLimits) -> tuple[ChannelSpec, ...]:
+    rows = limits.slots * (1 + limits.max_drafts)
+    candidates = rows * (8 * limits.candidates + 20) + KIB
+    row = 4 * limits.vocab_size + KIB
+    return (
+        ChannelSpec(source="http", target="tokenizer", messages=FromHttp, ring_bytes=256 * KIB),
+        ChannelSpec(
+            source="tokenizer",
+            target="http",
+            messages=FromTokenizer,
+            ring_bytes=256 * KIB,
+            always_drain=True,
+        ),
+        ChannelSpec(
+            source="tokenizer", target="scheduler", messages=ToScheduler, ring_bytes=256 * KIB
+        ),
+        ChannelSpec(source="http", target="scheduler", messages=Cancel, ring_bytes=16 * KIB),
+        ChannelSpec(
+            source="scheduler",
+            target="http",
+            messages=FromScheduler,
+            ring_bytes=64 * KIB,
+            always_drain=True,
+        ),
+        ChannelSpec(source="scheduler", target="engine", messages=Plan, ring_bytes=256 * KIB),
+        ChannelSpec(
+            source="scheduler",
+            target="sampler",
+            messages=Plan,
+            ring_bytes=256 * KIB,
+        ),
+        ChannelSpec(
+            source="engine",
+            target="sampler",
+            messages=FromEngine,
+            ring_bytes=16 * KIB,
+            slot_bytes=max(candidates, row),
+            slots=4,
+            spin_us=SPIN_US,
+        ),
+        ChannelSpec(source="sampler", target="engine", messages=WantRow, ring_bytes=16 * KIB),
+        ChannelSpec(
+            source="sampler",
+            target="scheduler",
+            messages=Verdict,
+            ring_bytes=64 * KIB,
+            spin_us=SPIN_US,
+        ),
+        ChannelSpec(source="sampler", target="tokenizer", messages=Committed, ring_bytes=256 * KIB),
+    )
