@@ -42,7 +42,8 @@ class Actor:
         `timeout_s` seconds at most."""
 
     async def stop(self) -> None:
-        """Release what `start` acquired."""
+        """Release what `start` acquired. Work of `context.spawn` is cancelled already, nothing is
+        delivered any more and `context.post` does nothing."""
 
     async def fail(self, cause: str, code: str) -> None:
         """The world broke: tell whoever waits, with the error code `code`. Peers are gone."""

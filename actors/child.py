@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -154,7 +155,7 @@ class Child:
         self._control.send(control.Drained())
 
     async def _fail(self, cause: str, code: str) -> None:
-        self._context.world_failed()
+        self._context.world_failed(cause)
         self._dispatcher.close()
         await self._actor.fail(cause, code)
         self._finish(2)
@@ -179,6 +180,7 @@ def main(arguments: list[str]) -> None:
     spec = read_spec(int(arguments[2]))
     die_with_parent(spec.parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
     title = f"dgpp-{spec.role}-{spec.rank}".encode()[:15]
     ctypes.CDLL(None).prctl(_PR_SET_NAME, title, 0, 0, 0)
     for fd in spec.fds():

@@ -126,9 +126,11 @@ class Context:
         for task in self._tasks:
             task.cancel()
 
-    def world_failed(self) -> None:
-        """Peers are gone; `post` does nothing from now on."""
+    def world_failed(self, cause: str) -> None:
+        """Peers are gone: what waits for room is given up, and `post` does nothing any more."""
         self._world_failed = True
+        for sender in self._senders.values():
+            sender.peer_gone(cause)
 
     def _guarded(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         try:

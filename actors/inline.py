@@ -125,7 +125,7 @@ class InlineWorld:
 
     async def fail(self, cause: str, code: str, grace_s: float) -> None:
         for role, context in self.contexts.items():
-            context.world_failed()
+            context.world_failed(cause)
             self.dispatchers[role].close()
         facing = [
             self._loop.create_task(self.actors[role.role].fail(cause, code))
