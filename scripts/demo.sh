@@ -90,6 +90,7 @@ EOF
 }
 
 # Wait until the server answers /health with 200. Exit 1 at the deadline, 2 when it has ended.
+# shellcheck disable=SC2329  # run through attend
 wait_until_ready() {
     exec "$PY" - "$url/health" "$server" "$READY_DEADLINE_S" <<'EOF'
 import os, signal, sys, time, urllib.request

@@ -47,7 +47,7 @@ def demo() -> Path:
 def engine(demo: Path) -> Engine:
     from dgpp.engine.model_engine import ModelEngine
 
-    return ModelEngine.load(str(demo), LIMITS, 2)
+    return ModelEngine(demo, LIMITS, 2)
 
 
 def opened(slot: int, prompt: list[int]) -> Open:
