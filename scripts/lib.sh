@@ -56,7 +56,3 @@ make_venv() {
         die "pip could not install the project; its message stands above"
     printf '%s\n' "$wanted" >"$stamp"
 }
-
-# Compiled kernels outlive the process that compiled them, whoever started it.
-export NUMBA_CACHE_DIR="${NUMBA_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/dgpp/numba}"
-mkdir -p "$NUMBA_CACHE_DIR"

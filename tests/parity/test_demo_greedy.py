@@ -34,6 +34,9 @@ LIMITS = EngineLimits(
     candidates=4,
 )
 
+# The first test pays for all: fetching, compiling kernels, 640 tokens.
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def demo() -> Path:
