@@ -21,7 +21,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests" / "fixtures" / "tiny-chat"
-ROLES = ("engine", "sampler", "scheduler", "tokenizer", "http")
 
 
 class Server:
@@ -78,6 +77,11 @@ class Server:
         found: dict[str, Any] = json.loads(self.get("/metrics")[1])
         return found
 
+    def model(self) -> str:
+        """The served model's id."""
+        found: str = json.loads(self.get("/health")[1])["model"]
+        return found
+
     def actor(self, role: str) -> psutil.Process:
         """The process that plays `role`."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
@@ -99,6 +103,12 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Path:
+    """A model's text files without weights: tokenizer and chat template."""
+    return TINY
 
 
 @pytest.fixture

@@ -1,0 +1,146 @@
+"""Whatever dies or freezes, the world ends: named, in time, and clients are told."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import urllib.request
+
+import psutil
+import pytest
+
+ROLES = ("engine", "sampler", "scheduler", "tokenizer", "http")
+END_S = 3.0
+SLACK_S = 1.0
+"""What a loaded test machine may add to the time in which a world ends."""
+
+
+def open_stream(server):
+    """A stream that would run for ever; the response, after its first event."""
+    body = {
+        "model": server.model(),
+        "messages": [{"role": "user", "content": "go"}],
+        "stream": True,
+        "max_tokens": 4000,
+        "ignore_eos": True,
+    }
+    request = urllib.request.Request(
+        server.base + "/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    answer = urllib.request.urlopen(request, timeout=30)
+    answer.readline()
+    return answer
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_end_of_any_actor_ends_the_world(serve, role, how):
+    server = serve(step_ms=5)
+    stream = open_stream(server)
+    family = server.family()
+    began = time.monotonic()
+    server.actor(role).send_signal(how)
+    assert server.process.wait(10) == 2
+    assert time.monotonic() - began < END_S + SLACK_S
+    assert f"{role} of rank 0" in server.log
+    gone, alive = psutil.wait_procs(family, timeout=1)
+    assert not alive
+    if role != "http":
+        tail = stream.read().decode()
+        assert '"code":"engine_failure"' in tail
+        assert tail.endswith("data: [DONE]\n\n")
+
+
+def test_a_killed_supervisor_leaves_nobody(serve):
+    server = serve()
+    family = server.family()
+    server.process.kill()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+
+
+def test_an_interrupt_lets_streams_finish(serve):
+    server = serve(step_ms=20)
+    body = {
+        "model": server.model(),
+        "prompt": "go",
+        "max_tokens": 50,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    request = urllib.request.Request(
+        server.base + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "x/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.readline()
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        status, error = server.post("/v1/completions", body)
+        assert status == 503
+        assert error["error"]["code"] == "server_shutdown"
+        tail = answer.read().decode()
+    assert '"completion_tokens":50' in tail
+    assert server.process.wait(10) == 0
+
+
+def test_the_drain_timeout_ends_streams_with_an_error_event(serve):
+    server = serve(step_ms=20, drain_timeout_s=1.0)
+    stream = open_stream(server)
+    server.process.send_signal(signal.SIGTERM)
+    tail = stream.read().decode()
+    assert '"code":"server_shutdown"' in tail
+    assert tail.endswith("data: [DONE]\n\n")
+    assert server.process.wait(10) == 0
+
+
+def test_a_second_interrupt_ends_at_once(serve):
+    server = serve(step_ms=20)
+    stream = open_stream(server)
+    server.process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(3) == 2
+    stream.close()
+
+
+def test_one_process_serves_and_ends_too(serve):
+    server = serve(placement="inline")
+    assert len(server.family()) == 1
+    body = {"model": server.model(), "prompt": "go", "max_tokens": 4, "ignore_eos": True}
+    status, answer = server.post("/v1/completions", body)
+    assert status == 200
+    assert answer["usage"]["completion_tokens"] == 4
+    assert server.stop() == 0
+
+
+def test_a_taken_port_is_named(serve):
+    first = serve()
+    second = serve(ready=False, flags=("--port", str(first.port)))
+    assert second.process.wait(20) == 1
+    assert f"http.port: cannot listen on 127.0.0.1:{first.port}" in second.log
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--max-concurrency", "99"), "engine.max_concurrency"),
+        (("--set", "engine.kv_capasity=5"), "kv_capacity"),
+        (("--mtp",), "not supported yet: engine.mtp"),
+        (("--script", "/nonexistent/lines"), "/nonexistent/lines"),
+    ],
+)
+def test_a_wrong_setting_is_named_before_anything_starts(serve, flags, said):
+    server = serve(ready=False, flags=flags)
+    assert server.process.wait(20) == 1
+    assert said in server.log
+    assert "Traceback" not in server.log
+
+
+def test_a_missing_model_is_named(serve):
+    server = serve(model="nobody/nothing", ready=False)
+    assert server.process.wait(20) == 1
+    assert "nobody/nothing" in server.log

@@ -1,0 +1,104 @@
+"""The official client against a scripted server: what it streams is what was scripted."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from dgpp.text.tokenizer import Tokenizer
+
+TEXT = "The quick brown fox jumps over the lazy dog. Prost: 🍻 und Käse!"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny):
+    return Tokenizer.load(tiny)
+
+
+@pytest.fixture
+def talking(serve, tokenizer):
+    """A server whose every choice says TEXT and ends."""
+    ids = [*tokenizer.encode(TEXT), min(tokenizer.stop_ids)]
+    return serve(script=[{"ids": ids, "per_step": [1, 3, 2]}])
+
+
+@pytest.fixture
+def client(talking):
+    with openai.OpenAI(base_url=talking.base + "/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def ask(client, **more):
+    model = client.models.list().data[0].id
+    messages = [{"role": "user", "content": "Say it."}]
+    return client.chat.completions.create(model=model, messages=messages, **more)
+
+
+def test_chat_one_shot_and_streamed_say_the_same(client, tokenizer):
+    whole = ask(client)
+    assert whole.choices[0].message.content == TEXT
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage.completion_tokens == len(tokenizer.encode(TEXT)) + 1
+
+    chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == TEXT
+    finishes = [c.choices[0].finish_reason for c in chunks if c.choices]
+    assert finishes == [None] * (len(finishes) - 1) + ["stop"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == whole.usage
+
+
+def test_two_choices_have_their_own_indices_and_ends(client):
+    whole = ask(client, n=2)
+    assert [c.index for c in whole.choices] == [0, 1]
+    assert [c.message.content for c in whole.choices] == [TEXT, TEXT]
+    texts, ends = ["", ""], []
+    for chunk in ask(client, n=2, stream=True):
+        choice = chunk.choices[0]
+        texts[choice.index] += choice.delta.content or ""
+        ends += [choice.index] if choice.finish_reason else []
+    assert texts == [TEXT, TEXT]
+    assert sorted(ends) == [0, 1]
+
+
+def test_a_stop_string_ends_the_text_before_itself(client):
+    whole = ask(client, stop=["lazy"])
+    assert whole.choices[0].message.content == TEXT[: TEXT.index("lazy")]
+    assert whole.choices[0].finish_reason == "stop"
+    streamed = ask(client, stop=["lazy"], stream=True)
+    said = "".join(c.choices[0].delta.content or "" for c in streamed)
+    assert said == whole.choices[0].message.content
+
+
+def test_logprobs_spell_the_content(client):
+    whole = ask(client, logprobs=True, top_logprobs=2, temperature=0)
+    entries = whole.choices[0].logprobs.content
+    assert bytes(b for e in entries for b in e.bytes).decode() == TEXT
+    # A script leaves one id, which is certain.
+    assert {e.logprob for e in entries} == {0.0}
+    assert all(len(e.top_logprobs) == 1 for e in entries)
+
+
+def test_the_length_limit_cuts_and_says_so(client):
+    whole = ask(client, max_tokens=5)
+    assert whole.usage.completion_tokens == 5
+    assert whole.choices[0].finish_reason == "length"
+
+
+def test_a_completion_streams(client):
+    model = client.models.list().data[0].id
+    whole = client.completions.create(model=model, prompt="Say", max_tokens=500)
+    assert whole.choices[0].text == TEXT
+    chunks = client.completions.create(model=model, prompt="Say", max_tokens=500, stream=True)
+    assert "".join(c.choices[0].text for c in chunks) == TEXT
+
+
+def test_errors_are_the_clients_own_kinds(client):
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.chat.completions.create(model="nobody", messages=[{"role": "user", "content": "x"}])
+    with pytest.raises(openai.BadRequestError) as found:
+        ask(client, max_tokens=1_000_000)
+    assert found.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as found:
+        ask(client, n=10**9)
+    assert found.value.param == "n"
