@@ -1,4 +1,4 @@
-"""Reading a request body within its limits."""
+"""A request's head and body within their limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from aiohttp import web
 
 from dgpp.serve.errors import ApiError, too_large
-from dgpp.serve.limits import BODY_BYTES_PER_SECOND, BODY_SECONDS
+from dgpp.serve.limits import BODY_BYTES_PER_SECOND, BODY_SECONDS, HEAD_BYTES
 
 
 async def read_body(request: web.BaseRequest, limit: int) -> bytes:
@@ -37,3 +37,10 @@ def declared_length(request: web.BaseRequest) -> int:
     if request.content_length is None:
         raise ApiError(411, "Content-Length is required")
     return request.content_length
+
+
+def check_head(request: web.BaseRequest) -> None:
+    """Raises ApiError 431 for a head over its limit that came in one piece."""
+    size = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
+    if size + len(request.raw_path) > HEAD_BYTES:
+        raise ApiError(431, f"The request head is over the limit of {HEAD_BYTES} bytes")

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
-from actors.http.body import read_body
+from actors.http.body import check_head, read_body
 from actors.http.flight import Flight, Streamed, Whole
 from actors.http.sse import Events, Pinger
 from dgpp.serve.chat import parse_chat
@@ -80,6 +80,7 @@ class Routes:
             return error_response(error)
 
     def _find(self, request: web.BaseRequest) -> Handler:
+        check_head(request)
         path, method = request.path, request.method
         methods = self._routes.get(path)
         if methods is None and path.startswith("/v1/models/"):
@@ -179,6 +180,6 @@ def error_response(error: ApiError) -> web.Response:
     response = web.Response(status=error.status, body=error.json(), content_type=JSON)
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
-    if error.status in (408, 411, 413, 501):
+    if error.status in (408, 411, 413, 431, 501):
         response.force_close()
     return response

@@ -34,7 +34,16 @@ class Server:
         self._log = log
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dgpp", "run", str(config), "--port", str(self.port), *flags],
+                [
+                    sys.executable,
+                    "-m",
+                    "dgpp",
+                    "run",
+                    str(config),
+                    "--port",
+                    str(self.port),
+                    *flags,
+                ],
                 stdout=stream,
                 stderr=stream,
                 cwd=ROOT,
@@ -111,12 +120,15 @@ def tiny() -> Path:
     return TINY
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Any]:
-    """`serve(model=..., script=[...], **engine keys)` starts a server and waits until it is ready."""
-    servers: list[Server] = []
+class Starter:
+    """`start(model=..., script=[...], **engine keys)`: a server, ready unless told otherwise."""
 
-    def start(
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._servers: list[Server] = []
+
+    def __call__(
+        self,
         model: Path | str = TINY,
         script: list[dict[str, Any]] | None = None,
         *,
@@ -124,20 +136,36 @@ def serve(tmp_path: Path) -> Iterator[Any]:
         flags: tuple[str, ...] = (),
         **engine: Any,
     ) -> Server:
-        number = len(servers)
+        number = len(self._servers)
         engine = {"backend": "scripted", "stats_interval_s": 0} | engine
         if script is not None:
-            lines = tmp_path / f"script{number}.jsonl"
+            lines = self._folder / f"script{number}.jsonl"
             lines.write_text("\n".join(json.dumps(line) for line in script))
             engine["script"] = str(lines)
-        config = tmp_path / f"config{number}.json"
+        config = self._folder / f"config{number}.json"
         config.write_text(json.dumps({"model": str(model), "world_size": 1, "engine": engine}))
-        server = Server(config, tmp_path / f"log{number}.txt", list(flags))
-        servers.append(server)
+        server = Server(config, self._folder / f"log{number}.txt", list(flags))
+        self._servers.append(server)
         if ready:
             server.wait_ready()
         return server
 
-    yield start
-    for server in servers:
-        server.close()
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Starter]:
+    """Servers of one test."""
+    starter = Starter(tmp_path)
+    yield starter
+    starter.close()
+
+
+@pytest.fixture(scope="module")
+def serve_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
+    """Servers that the tests of a module share."""
+    starter = Starter(tmp_path_factory.mktemp("servers"))
+    yield starter
+    starter.close()

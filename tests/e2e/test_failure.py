@@ -46,7 +46,7 @@ def test_the_end_of_any_actor_ends_the_world(serve, role, how):
     assert server.process.wait(10) == 2
     assert time.monotonic() - began < END_S + SLACK_S
     assert f"{role} of rank 0" in server.log
-    gone, alive = psutil.wait_procs(family, timeout=1)
+    _, alive = psutil.wait_procs(family, timeout=1)
     assert not alive
     if role != "http":
         tail = stream.read().decode()
