@@ -37,7 +37,10 @@ class Rows:
     tokens, positions, slots  int32 [capacity]
     tables                    int32 [slots, table_width]: the cache blocks of each slot, in order
     count                     rows of this step
+    handle                    what the backend keeps beside them
     """
+
+    handle: Any = None
 
     def __init__(self, capacity: int, slots: int, table_width: int) -> None:
         self.capacity = capacity
@@ -75,7 +78,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Sigmoid router: choose `top` by score + `bias`, weigh by score (normalised), times `scale`."""
+    """Sigmoid router: the `top` by score + `bias`; weight = score (normalised) · `scale`."""
 
     gate: Matrix
     bias: Tensor
@@ -96,6 +99,8 @@ class Experts:
 
 class Routes:
     """A step's expert choices: ids int32 [capacity, top] ascending, weights float32 alike."""
+
+    handle: Any = None
 
     def __init__(self, capacity: int, top: int) -> None:
         self.ids: I32Array = np.zeros((capacity, top), np.int32)
@@ -183,6 +188,9 @@ class Backend(Protocol):
         self, x: Tensor, index: Sequence[int], norm: Norm | None, table: Matrix, out: F32Array
     ) -> None:
         """out[i, id] = table[id] · norm(x[index[i]]), host float32 [len(index), V]."""
+
+    def write(self, x: Tensor, values: F32Array) -> None:
+        """x[r] = values[r] for host float32 [count, width]."""
 
     def read(self, x: Tensor, count: int) -> F32Array:
         """The first `count` rows as host float32 (a copy)."""

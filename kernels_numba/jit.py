@@ -9,6 +9,16 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+import numba.core.config
+import numba.extending
+
+# Numba's own annotations describe some of these as ordinary Python; kernels see the compiler.
+config: Any = numba.core.config
+carray: Any = numba.__dict__["carray"]
+get_thread_id: Any = numba.__dict__["get_thread_id"]
+intrinsic: Any = numba.extending.intrinsic
+prange: Any = numba.prange
+set_num_threads: Any = numba.set_num_threads
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,7 +34,7 @@ def _cache_directory() -> str:
 
 
 if "NUMBA_CACHE_DIR" not in os.environ:
-    numba.config.CACHE_DIR = _cache_directory()
+    config.CACHE_DIR = _cache_directory()
 
 
 def kernel(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F]:

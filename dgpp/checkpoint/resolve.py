@@ -42,7 +42,9 @@ def _hub_snapshot(model: str, hub: Path) -> Path | None:
         raise CheckpointError(message)
     snapshot = root / "snapshots" / reference.read_text("utf-8").strip()
     if not snapshot.is_dir():
-        message = f"model {model}: refs/main names {snapshot.name}, which is not in {snapshot.parent}"
+        message = (
+            f"model {model}: refs/main names {snapshot.name}, which is not in {snapshot.parent}"
+        )
         raise CheckpointError(message)
     return snapshot
 

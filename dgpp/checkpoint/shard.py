@@ -39,7 +39,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """Where one tensor lies: `dtype` is the file's own name, offsets count from the data section."""
+    """Where one tensor lies: `dtype` as the file writes it, offsets from the data section."""
 
     name: str
     dtype: str

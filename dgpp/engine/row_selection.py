@@ -21,7 +21,7 @@ class RowSelector:
     def __init__(self, limits: EngineLimits, rows: int) -> None:
         size = limits.vocab_size
         chunks = -(-size // pick.CHUNK)
-        self._adjusted = np.zeros((rows, size), np.float32)
+        self._adjusted: F32Array = np.zeros((rows, size), np.float32)
         self._is_adjusted = [False] * rows
         self._tops = np.zeros(-(-size // pick.GROUP), np.float32)
         self._partials = np.zeros(1 << (chunks - 1).bit_length(), np.float64)
@@ -50,7 +50,7 @@ class RowSelector:
         params: Sequence[SamplingParams],
         tables: SlotTables,
     ) -> Candidates:
-        """Candidates of `logits` [R, V]; row r belongs to slots[r], a slot's rows in draft order."""
+        """Candidates of `logits` [R, V]; row r is of slots[r], a slot's rows in draft order."""
         count = len(slots)
         held = np.zeros(count, np.int32)
         present = np.full(count, logits.shape[1], np.int32)
@@ -64,9 +64,7 @@ class RowSelector:
             temperature = 1.0 if sampling.greedy else sampling.temperature
             held[r], lse[r] = self._pick(row, r, temperature)
         drafts = np.full(count, -1, np.int32)
-        return Candidates(
-            self._ids[:count], self._values[:count], held, present, lse, drafts
-        )
+        return Candidates(self._ids[:count], self._values[:count], held, present, lse, drafts)
 
     def _adjust(
         self, row: F32Array, r: int, slot: int, sampling: SamplingParams, tables: SlotTables
@@ -76,7 +74,7 @@ class RowSelector:
         self._is_adjusted[r] = sampling.penalised or biased or bool(tables.masked[slot])
         if not self._is_adjusted[r]:
             return row
-        out = self._adjusted[r]
+        out: F32Array = self._adjusted[r]
         if not sampling.penalised and not biased:
             out[:] = row
             return out
@@ -95,4 +93,5 @@ class RowSelector:
     def adjusted(self, logits: F32Array, rows: Sequence[int]) -> F32Array:
         """float32 [len(rows), V]: the rows as the last `select` saw them."""
         taken = [self._adjusted[r] if self._is_adjusted[r] else logits[r] for r in rows]
-        return np.stack(taken) if taken else np.zeros((0, logits.shape[1]), np.float32)
+        out: F32Array = np.array(taken, np.float32).reshape(len(taken), logits.shape[1])
+        return out

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 from dgpp.errors import CheckpointError
 from dgpp.models.glm4_moe import config as glm4_moe_config
 from dgpp.models.glm4_moe.model import Glm4MoeModel
-from dgpp.models.layers.workspace import WorkspaceShape
+from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
-from dgpp.models.sources import WeightSource
 from dgpp.state.declaration import StateDeclaration
 from kernels_numba.backend import Backend, F32Array, Plane, Rows, Tensor
 
@@ -25,17 +24,39 @@ class FamilyConfig(Protocol):
     def max_position_embeddings(self) -> int: ...
 
 
+class Draft(Protocol):
+    """A draft level; `hidden` is what a next level continues from."""
+
+    hidden: Tensor
+
+
 class Model(Protocol):
     """A family's forward pass. Built from a source of weights, then prepared on a backend."""
 
     state: StateDeclaration
     workspace: WorkspaceShape
+    work: Workspace
+
+    @property
+    def drafts(self) -> Sequence[Draft]:
+        """The draft levels that were loaded."""
 
     def prepare(self, backend: Backend, planes: Sequence[Plane], positions: int) -> None:
         """Allocate activations and tables; `planes` follow `state.planes`."""
 
     def forward(self, rows: Rows, observer: Observer | None = None) -> None:
         """Run the rows of a step."""
+
+    def forward_layer(self, index: int, rows: Rows, observer: Observer | None = None) -> None:
+        """Run one layer alone on what `work.x` holds."""
+
+    def forward_draft(
+        self, level: int, rows: Rows, hidden: Tensor, observer: Observer | None = None
+    ) -> None:
+        """Draft row q from `hidden` of position q and `rows.tokens`, the tokens at q + 1."""
+
+    def draft_logits(self, level: int, index: Sequence[int], out: F32Array) -> None:
+        """Host float32 [len(index), V] of rows of the level's last forward."""
 
     def final_hidden(self, rows: Rows, out: Tensor) -> None:
         """The last forward's rows after the final norm."""
@@ -46,7 +67,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`parse` reads config.json; `build` makes the model; `rotated` widths of the angle table."""
+    """`parse` reads config.json, `build` makes the model from its result and a WeightSource."""
 
     name: str
     parse: Callable[[dict[str, Any]], Any]

@@ -7,13 +7,12 @@ sum of values; spans merge in order. A row's result depends on its own keys only
 from __future__ import annotations
 
 import numpy as np
-from numba import get_thread_id, prange
 
 from kernels_numba.cpu.dot import dot_f32_block
 from kernels_numba.cpu.pointers import view_f32, view_i32
 from kernels_numba.cpu.scalar import exp32, fma32
 from kernels_numba.cpu.tiles import COLUMNS, ROWS, sum_tile
-from kernels_numba.jit import kernel
+from kernels_numba.jit import get_thread_id, kernel, prange
 from kernels_numba.weights import VECTOR
 
 SPAN = 128
@@ -185,7 +184,7 @@ def attend_paged(
     if rows * kv_heads * spans <= partial_rows:
         _attend_spans(queries, query_stride, rows, positions, slots, tables, table_width, group,
                       kv_heads, dim, padded, block_tokens, scale, keys, values, out, out_stride,
-                      scratch, scratch_stride, partials, spans)  # fmt: skip
+                      scratch, scratch_stride, partials, int(spans))  # fmt: skip
     else:
         _attend_rows(queries, query_stride, rows, positions, slots, tables, table_width, group,
                      kv_heads, dim, padded, block_tokens, scale, keys, values, out, out_stride,

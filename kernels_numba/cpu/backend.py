@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
 from kernels_numba.backend import (
@@ -24,6 +23,7 @@ from kernels_numba.cpu import rows as row_kernels
 from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import Block, allocate
 from kernels_numba.cpu.norm import rms_rows
+from kernels_numba.jit import config, set_num_threads
 from kernels_numba.weights import VECTOR, Part
 
 _PAIR_BUFFERS = ("input", "raw", "act", "out", "sums")
@@ -50,30 +50,32 @@ class CpuPlane:
         self.addresses = (int(self.keys.ctypes.data), int(self.values.ctypes.data))
 
 
-class CpuRows(Rows):
-    """Row metadata with its addresses looked up once."""
+class _RowHandle:
+    """The addresses of a `Rows`, looked up once."""
 
-    def __init__(self, capacity: int, slots: int, table_width: int) -> None:
-        super().__init__(capacity, slots, table_width)
-        self.tokens_at = int(self.tokens.ctypes.data)
+    __slots__ = ("metadata", "tokens")
+
+    def __init__(self, rows: Rows) -> None:
+        self.tokens = int(rows.tokens.ctypes.data)
         self.metadata = (
-            int(self.positions.ctypes.data),
-            int(self.slots.ctypes.data),
-            int(self.tables.ctypes.data),
-            table_width,
+            int(rows.positions.ctypes.data),
+            int(rows.slots.ctypes.data),
+            int(rows.tables.ctypes.data),
+            int(rows.tables.shape[1]),
         )
 
 
-class CpuRoutes(Routes):
-    """Expert choices with room to sort them by expert."""
+class _RouteHandle:
+    """The addresses of a `Routes`, and room to sort its choices by expert."""
 
-    def __init__(self, capacity: int, top: int) -> None:
-        super().__init__(capacity, top)
-        self.top = top
-        self.ids_at = int(self.ids.ctypes.data)
-        self.weights_at = int(self.weights.ctypes.data)
-        self.order = np.zeros(capacity * top, np.int32)
-        self.place = np.zeros(capacity * top, np.int32)
+    __slots__ = ("ids", "order", "place", "scratch", "top", "weights")
+
+    def __init__(self, routes: Routes) -> None:
+        self.top = int(routes.ids.shape[1])
+        self.ids = int(routes.ids.ctypes.data)
+        self.weights = int(routes.weights.ctypes.data)
+        self.scratch = np.zeros((2, routes.ids.size), np.int32)
+        self.order, self.place = (int(row.ctypes.data) for row in self.scratch)
 
 
 class CpuBackend:
@@ -83,8 +85,8 @@ class CpuBackend:
 
     def __init__(self, capacity: int, threads: int) -> None:
         self.capacity = capacity
-        self.threads = max(1, min(threads, numba.config.NUMBA_NUM_THREADS))
-        numba.set_num_threads(self.threads)
+        self.threads = max(1, min(threads, int(config.NUMBA_NUM_THREADS)))
+        set_num_threads(self.threads)
         self._raw = Block(allocate((capacity, VECTOR), np.float32))
         self._normed = Block(allocate((capacity, VECTOR), np.float32))
         self._panels = Block(allocate((self.threads, VECTOR), np.float32))
@@ -96,8 +98,10 @@ class CpuBackend:
 
     # Construction ------------------------------------------------------------------------------
 
-    def rows(self, slots: int, table_width: int) -> CpuRows:
-        return CpuRows(self.capacity, slots, table_width)
+    def rows(self, slots: int, table_width: int) -> Rows:
+        rows = Rows(self.capacity, slots, table_width)
+        rows.handle = _RowHandle(rows)
+        return rows
 
     def tensor(self, width: int) -> Block:
         return Block(allocate((self.capacity, padded(width)), np.float32), width)
@@ -120,27 +124,32 @@ class CpuBackend:
     def plane(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> CpuPlane:
         return CpuPlane(blocks, block_tokens, kv_heads, head_dim)
 
-    def routes(self, top: int) -> CpuRoutes:
-        return CpuRoutes(self.capacity, top)
+    def routes(self, top: int) -> Routes:
+        routes = Routes(self.capacity, top)
+        routes.handle = _RouteHandle(routes)
+        return routes
 
     # Rows --------------------------------------------------------------------------------------
 
-    def embed(self, rows: CpuRows, table: CpuMatrix, out: Block) -> None:
+    def embed(self, rows: Rows, table: CpuMatrix, out: Block) -> None:
         row_kernels.embed(
-            table.form, rows.tokens_at, rows.count, *table.weights, table.depth,
+            table.form, rows.handle.tokens, rows.count, *table.weights, table.depth,
             out.address, out.stride,
         )  # fmt: skip
 
-    def norm(self, rows: CpuRows, x: Block, norm: Norm, out: Block) -> None:
+    def norm(self, rows: Rows, x: Block, norm: Norm, out: Block) -> None:
         rms_rows(
             x.address, x.stride, rows.count, norm.weight.address, x.width, padded(x.width),
             norm.eps, out.address, out.stride,
         )  # fmt: skip
 
-    def join(self, rows: CpuRows, first: Block, second: Block, out: Block) -> None:
+    def join(self, rows: Rows, first: Block, second: Block, out: Block) -> None:
         out.array[: rows.count, : first.width] = first.array[: rows.count, : first.width]
         joined = out.array[: rows.count, first.width : first.width + second.width]
         joined[...] = second.array[: rows.count, : second.width]
+
+    def write(self, x: Block, values: F32Array) -> None:
+        x.array[: values.shape[0], : x.width] = values
 
     def read(self, x: Block, count: int) -> F32Array:
         return x.array[:count, : x.width].copy()
@@ -149,7 +158,7 @@ class CpuBackend:
 
     def linear(
         self,
-        rows: CpuRows,
+        rows: Rows,
         x: Block,
         matrix: CpuMatrix,
         out: Block,
@@ -170,7 +179,7 @@ class CpuBackend:
 
     def gated(
         self,
-        rows: CpuRows,
+        rows: Rows,
         x: Block,
         gate_up: CpuMatrix,
         out: Block,
@@ -212,11 +221,12 @@ class CpuBackend:
     # Attention ---------------------------------------------------------------------------------
 
     def rotary_cache_write(
-        self, rows: CpuRows, qkv: Block, attention: Attention, plane: CpuPlane, queries: Block
+        self, rows: Rows, qkv: Block, attention: Attention, plane: CpuPlane, queries: Block
     ) -> None:
+        handle: _RowHandle = rows.handle
         q_norm, k_norm = attention.q_norm, attention.k_norm
         rotary_kernels.rotary_cache_write(
-            qkv.address, qkv.stride, rows.count, *rows.metadata, attention.heads,
+            qkv.address, qkv.stride, rows.count, *handle.metadata, attention.heads,
             attention.kv_heads, attention.head_dim, padded(attention.head_dim),
             0 if q_norm is None else q_norm.weight.address,
             0 if k_norm is None else k_norm.weight.address,
@@ -226,8 +236,9 @@ class CpuBackend:
         )  # fmt: skip
 
     def attend_paged(
-        self, rows: CpuRows, queries: Block, attention: Attention, plane: CpuPlane, out: Block
+        self, rows: Rows, queries: Block, attention: Attention, plane: CpuPlane, out: Block
     ) -> None:
+        handle: _RowHandle = rows.handle
         group = attention.heads // attention.kv_heads
         width = padded(attention.head_dim)
         state = group * (width + VECTOR)
@@ -235,7 +246,7 @@ class CpuBackend:
             self._attention, self.threads, 2 * state + group * attention_kernels.SPAN
         )
         attention_kernels.attend_paged(
-            queries.address, queries.stride, rows.count, *rows.metadata, group,
+            queries.address, queries.stride, rows.count, *handle.metadata, group,
             attention.kv_heads, attention.head_dim, width, plane.block_tokens, attention.scale,
             *plane.addresses, out.address, out.stride, self._attention.address,
             self._attention.stride, self._partials_at, self._partials.size // state,
@@ -244,8 +255,8 @@ class CpuBackend:
 
     # Experts -----------------------------------------------------------------------------------
 
-    def route(self, rows: CpuRows, x: Block, routing: Routing, routes: CpuRoutes) -> None:
-        gate = routing.gate
+    def route(self, rows: Rows, x: Block, routing: Routing, routes: Routes) -> None:
+        gate: CpuMatrix = routing.gate
         raw = self._raw = _grown(self._raw, self.capacity, 3 * padded(routing.experts))
         linear_kernels.linear(
             gate.form, x.address, x.stride, rows.count, *gate.weights, gate.rows, gate.depth,
@@ -255,28 +266,29 @@ class CpuBackend:
         moe_kernels.route_sigmoid(
             raw.address, raw.stride, rows.count, routing.experts, routing.bias.address,
             routing.top, int(routing.normalise), routing.scale,
-            raw.address + 4 * padded(routing.experts), routes.ids_at, routes.weights_at,
+            raw.address + 4 * padded(routing.experts), routes.handle.ids, routes.handle.weights,
         )  # fmt: skip
 
     def moe(
         self,
-        rows: CpuRows,
+        rows: Rows,
         x: Block,
         experts: Experts,
-        routes: CpuRoutes,
+        routes: Routes,
         shared: Block | None,
         out: Block,
     ) -> None:
-        gate_up, down, top = experts.gate_up, experts.down, routes.top
+        gate_up: CpuMatrix = experts.gate_up
+        down: CpuMatrix = experts.down
+        choice: _RouteHandle = routes.handle
+        top, order, place = choice.top, choice.order, choice.place
         pairs = rows.count * top
         number = gate_up.rows // (2 * experts.intermediate)
         if self._starts.size <= number:
             self._starts = np.zeros(number + 1, np.int32)
-        starts, order, place = (
-            int(a.ctypes.data) for a in (self._starts, routes.order, routes.place)
-        )
+        starts = int(self._starts.ctypes.data)
         taken, raw, act, result, sums = self._pair_buffers(top, experts)
-        moe_kernels.group_by_expert(routes.ids_at, pairs, number, starts, order, place)
+        moe_kernels.group_by_expert(choice.ids, pairs, number, starts, order, place)
         moe_kernels.gather_pairs(
             x.address, x.stride, order, pairs, top, x.width, taken.address, taken.stride
         )
@@ -287,7 +299,7 @@ class CpuBackend:
             self._panels.address, self._panels.stride,
         )  # fmt: skip
         moe_kernels.combine(
-            result.address, result.stride, place, routes.weights_at, top, rows.count,
+            result.address, result.stride, place, choice.weights, top, rows.count,
             0 if shared is None else shared.address, 0 if shared is None else shared.stride,
             x.width, out.address, out.stride, sums.address,
         )  # fmt: skip

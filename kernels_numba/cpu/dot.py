@@ -21,7 +21,7 @@ F32 = int(Form.F32)
 BF16 = int(Form.BF16)
 NVFP4 = int(Form.NVFP4)
 WIDEN_ROWS = 12
-"""From this many rows on, a block of weights is first widened to float32 (same values, same sum)."""
+"""From this many rows on a block of weights is widened to float32 first: same values, same sums."""
 
 
 @kernel()
@@ -40,7 +40,8 @@ def dot_f32_block(
         line = out + r * out_stride
         for c in range(0, columns, COLUMNS):
             dot_f32_tile(x + r * x_stride, x_stride, last_row, min(COLUMNS, columns - c) - 1,
-                     w + c * w_stride, w_stride, 0, 0, 0, depth, line + 4 * c, out_stride)  # fmt: skip
+                     w + c * w_stride, w_stride, 0, 0, 0, depth, line + 4 * c,
+                     out_stride)  # fmt: skip
 
 
 @kernel()
@@ -59,7 +60,8 @@ def dot_bf16_block(
         line = out + r * out_stride
         for c in range(0, columns, COLUMNS):
             dot_bf16_tile(x + r * x_stride, x_stride, last_row, min(COLUMNS, columns - c) - 1,
-                     w + c * w_stride, w_stride, 0, 0, 0, depth, line + 4 * c, out_stride)  # fmt: skip
+                     w + c * w_stride, w_stride, 0, 0, 0, depth, line + 4 * c,
+                     out_stride)  # fmt: skip
 
 
 @kernel()
@@ -70,8 +72,8 @@ def dot_nvfp4_block(
     """out[r, c] = x[r] · w[c] for packed NVFP4 weight rows."""
     if rows == 1:
         for c in range(0, columns, COLUMNS):
-            dot_nvfp4_line(x, x_stride, 0, min(COLUMNS, columns - c) - 1, w + c * w_stride, w_stride,
-                           scale + c * scale_stride, scale_stride, factors + 4 * c, depth,
+            dot_nvfp4_line(x, x_stride, 0, min(COLUMNS, columns - c) - 1, w + c * w_stride,
+                           w_stride, scale + c * scale_stride, scale_stride, factors + 4 * c, depth,
                            out + 4 * c, out_stride)  # fmt: skip
         return
     for r in range(0, rows, ROWS):

@@ -56,7 +56,7 @@ def load_bf16(builder: Any, row: RowPointers, k: Any) -> Any:
 
 
 def e4m3_values() -> npt.NDArray[np.float32]:
-    """float32 [256]: the value of each e4m3 code; the two NaN codes, which no scale uses, read 0."""
+    """float32 [256]: the value of each e4m3 code; the NaN codes, which no scale uses, read 0."""
     code = np.arange(256)
     exponent, mantissa = (code >> 3) & 15, code & 7
     normal = np.ldexp(1 + mantissa / 8, exponent - 7)
@@ -71,7 +71,8 @@ def _e4m3_table(builder: Any) -> Any:
     if name in builder.module.globals:
         return builder.module.globals[name]
     kind = ir.ArrayType(F32, 256)
-    table = cgutils.add_global_variable(builder.module, kind, name)
+    add_variable: Any = cgutils.add_global_variable
+    table = add_variable(builder.module, kind, name)
     table.initializer = ir.Constant(kind, [float(value) for value in e4m3_values()])
     table.linkage = "internal"
     table.global_constant = True

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from numba import get_thread_id, prange
-
 from kernels_numba.cpu.dot import dot_block
 from kernels_numba.cpu.norm import rms_rows
 from kernels_numba.cpu.pointers import view_f32
 from kernels_numba.cpu.scalar import sigmoid32
-from kernels_numba.jit import kernel
+from kernels_numba.jit import get_thread_id, kernel, prange
 
 FINE = 16
 """Output columns per task while rows are few: small enough to share out evenly."""
@@ -96,7 +94,8 @@ def linear(
         source = normed
         source_stride = normed_stride
     _project(form, source, source_stride, rows, w, w_stride, scale, scale_stride, factors, columns,
-             depth, bias, residual, raw, raw_stride, out, out_stride, panels, panel_stride)  # fmt: skip
+             depth, bias, residual, raw, raw_stride, out, out_stride, panels,
+             panel_stride)  # fmt: skip
 
 
 @kernel(parallel=True)
@@ -114,7 +113,8 @@ def gated_rows(
         for part in range(2):
             n = c + part * half
             dot_block(form, x, x_stride, rows, w + n * w_stride, w_stride, scale + n * scale_stride,
-                      scale_stride, factors + 4 * n, count, depth, raw + 4 * n, raw_stride, panel)  # fmt: skip
+                      scale_stride, factors + 4 * n, count, depth, raw + 4 * n, raw_stride,
+                      panel)  # fmt: skip
         for r in range(rows):
             line = raw + r * raw_stride + 4 * c
             silu_gate(line, line + 4 * half, out + r * out_stride + 4 * c, count)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import get_thread_id, prange
 
 from kernels_numba.cpu.dot import dot_block
 from kernels_numba.cpu.linear import silu_gate, task_columns
 from kernels_numba.cpu.pointers import view_f32, view_i32
 from kernels_numba.cpu.rows import copy_row
 from kernels_numba.cpu.scalar import fma32, sigmoid32
-from kernels_numba.jit import kernel
+from kernels_numba.jit import get_thread_id, kernel, prange
 
 
 @kernel()
@@ -101,7 +100,8 @@ def _expert_gated(
                 n = 2 * half * e + c + part * half
                 dot_block(form, x + first * x_stride, x_stride, rows, w + n * w_stride, w_stride,
                           scale + n * scale_stride, scale_stride, factors + 4 * n, count, depth,
-                          raw + first * raw_stride + 4 * (c + part * half), raw_stride, panel)  # fmt: skip
+                          raw + first * raw_stride + 4 * (c + part * half), raw_stride,
+                          panel)  # fmt: skip
             for r in range(first, first + rows):
                 line = raw + r * raw_stride + 4 * c
                 silu_gate(line, line + 4 * half, out + r * out_stride + 4 * c, count)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
 from kernels_numba.cpu.pointers import view_f32
 from kernels_numba.cpu.tiles import dot_f32_line
-from kernels_numba.jit import kernel
+from kernels_numba.jit import kernel, prange
 
 SERIAL_ROWS = 4
 """Up to this many rows one thread is quicker than a parallel region."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange
 
 from kernels_numba.cpu.scalar import bits_of_float, exp64, fma32
-from kernels_numba.jit import kernel
+from kernels_numba.jit import kernel, prange
 
 CHUNK = 256
 """Ids per leaf of the log-sum-exp's tree of sums."""
@@ -114,7 +113,7 @@ def scan_row(logits: Any, temperature: float, tops: Any, partials: Any) -> float
         for i in range(half):
             partials[i] += partials[i + half]
         half //= 2
-    return top + np.log(partials[0])
+    return float(top + np.log(partials[0]))
 
 
 @kernel()
@@ -152,7 +151,7 @@ def top_candidates(logits: Any, tops: Any, ids: Any, values: Any) -> int:
     for j in range(held, wanted):
         ids[j] = -1
         values[j] = np.float32(-np.inf)
-    return held
+    return int(held)
 
 
 @kernel()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import carray, types
-from numba.extending import intrinsic
+from numba import types
 
-from kernels_numba.jit import kernel
+from kernels_numba.jit import carray, intrinsic, kernel
 
 # ruff: noqa: ANN001, ANN202 - numba.extending calls intrinsics with compiler objects.
 
 
 def _pointer_to(element: Any) -> Any:
-    pointer = types.CPointer(element)
+    make_pointer: Any = types.CPointer
+    pointer = make_pointer(element)
 
     def cast(typing_context, address):  # type: ignore[no-untyped-def]
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
@@ -53,5 +53,3 @@ def view_i64(address: int, count: int) -> Any:
 def view_u16(address: int, count: int) -> Any:
     """uint16 [count] at `address`."""
     return carray(pointer_u16(address), (count,))
-
-

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
 
 from kernels_numba.cpu.norm import SERIAL_ROWS
 from kernels_numba.cpu.pointers import view_f32, view_i32
-from kernels_numba.jit import kernel
+from kernels_numba.jit import kernel, prange
 
 
 @kernel(inline=True)

@@ -12,19 +12,19 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from kernels_numba.jit import kernel
+from kernels_numba.jit import intrinsic, kernel
 
-# ruff: noqa: ANN001, ANN202 - numba.extending calls intrinsics with compiler objects.
+# ruff: noqa: ANN001, ANN201, ANN202 - numba.extending calls intrinsics with compiler objects.
 
 
 def _declare_fma(builder: Any, kind: ir.Type, suffix: str) -> Any:
     signature = ir.FunctionType(kind, [kind, kind, kind])
-    return cgutils.get_or_insert_function(builder.module, signature, f"llvm.fma.{suffix}")
+    insert: Any = cgutils.get_or_insert_function
+    return insert(builder.module, signature, f"llvm.fma.{suffix}")
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def fma32(typing_context, a, b, c):  # type: ignore[no-untyped-def]
     """float32 a·b + c with one rounding."""
 
@@ -34,7 +34,7 @@ def fma32(typing_context, a, b, c):  # type: ignore[no-untyped-def]
     return types.float32(types.float32, types.float32, types.float32), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def fma64(typing_context, a, b, c):  # type: ignore[no-untyped-def]
     """float64 a·b + c with one rounding."""
 
@@ -44,7 +44,7 @@ def fma64(typing_context, a, b, c):  # type: ignore[no-untyped-def]
     return types.float64(types.float64, types.float64, types.float64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def float_of_bits(typing_context, bits):  # type: ignore[no-untyped-def]
     """The float32 whose bit pattern is the int32 `bits`."""
 
@@ -54,7 +54,7 @@ def float_of_bits(typing_context, bits):  # type: ignore[no-untyped-def]
     return types.float32(types.int32), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def bits_of_float(typing_context, value):  # type: ignore[no-untyped-def]
     """The bit pattern of a float32 as int32."""
 
@@ -64,7 +64,7 @@ def bits_of_float(typing_context, value):  # type: ignore[no-untyped-def]
     return types.int32(types.float32), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def double_of_bits(typing_context, bits):  # type: ignore[no-untyped-def]
     """The float64 whose bit pattern is the int64 `bits`."""
 
@@ -74,7 +74,7 @@ def double_of_bits(typing_context, bits):  # type: ignore[no-untyped-def]
     return types.float64(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def bits_of_double(typing_context, value):  # type: ignore[no-untyped-def]
     """The bit pattern of a float64 as int64."""
 

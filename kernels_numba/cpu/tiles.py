@@ -13,7 +13,6 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from kernels_numba.cpu.forms import (
     F32,
@@ -26,17 +25,21 @@ from kernels_numba.cpu.forms import (
     load_f32,
     splat,
 )
-from kernels_numba.weights import VECTOR, Form
+from kernels_numba.jit import intrinsic
+from kernels_numba.weights import VECTOR, Form, row_bytes
 
 # ruff: noqa: ANN001, ANN202 - numba.extending calls intrinsics with compiler objects.
 
 ROWS = 4
 COLUMNS = 4
+LINE_BYTES = 64
+AHEAD_BYTES = 4608
 
 
 def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     signature = ir.FunctionType(FloatVector, [FloatVector] * 3)
-    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.fma.v16f32")
+    insert: Any = cgutils.get_or_insert_function
+    function = insert(builder.module, signature, "llvm.fma.v16f32")
     return builder.call(function, [a, b, c])
 
 
@@ -107,6 +110,29 @@ def _weight_rows(builder: Any, form: Form, args: list[Any], indices: list[Any]) 
     return [RowPointers(*fields) for fields in zip(data, scales, loaded, strict=True)]
 
 
+def _prefetch(builder: Any, address: Any) -> None:
+    byte = ir.IntType(8).as_pointer()
+    signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature)
+    read_into_first_level = [ir.Constant(I32, value) for value in (0, 3, 1)]
+    builder.call(function, [builder.inttoptr(address, byte), *read_into_first_level])
+
+
+def _stream_ahead(builder: Any, form: Form, columns: int, weight_args: list[Any], k: Any) -> None:
+    """Ask for the lines after this tile in address order.
+
+    Weight rows lie one behind the other, so memory is asked for one stream, which reads two to
+    three times faster than the tile's own `columns` interleaved ones.
+    """
+    weight, stride = weight_args[:2]
+    step_bytes = row_bytes(form, VECTOR)[0] * columns
+    ahead = builder.add(builder.mul(stride, constant(columns)), constant(AHEAD_BYTES))
+    place = builder.mul(builder.sdiv(k, constant(VECTOR)), constant(step_bytes))
+    first = builder.add(builder.add(weight, ahead), place)
+    for line in range(0, step_bytes, LINE_BYTES):
+        _prefetch(builder, builder.add(first, constant(line)))
+
+
 def _dot_tile(form: Form, rows: int, columns: int) -> Any:
     load_weight = LOADERS[form]
 
@@ -118,6 +144,8 @@ def _dot_tile(form: Form, rows: int, columns: int) -> Any:
         weights = _weight_rows(builder, form, weight_args, column_index)
 
         def body(k: Any, sums: list[Any]) -> list[Any]:
+            if form is not Form.F32:
+                _stream_ahead(builder, form, columns, weight_args, k)
             w = [load_weight(builder, row, k) for row in weights]
             x = [load_f32(builder, row, k) for row in inputs]
             grid = _grid(rows, columns)

@@ -1,4 +1,4 @@
-"""GLM-4.7's config.json, parsed strictly: a field or value the forward pass does not know is named."""
+"""GLM-4.7's config.json, parsed strictly: what the forward pass does not know is named."""
 
 from __future__ import annotations
 
@@ -12,9 +12,22 @@ from kernels_numba.weights import Form
 
 # Fields that say nothing about the arithmetic.
 IGNORED = frozenset(
-    "architectures model_type dtype torch_dtype transformers_version initializer_range use_cache "
-    "attention_dropout bos_token_id eos_token_id pad_token_id _name_or_path "
-    "output_router_logits router_aux_loss_coef".split()
+    {
+        "architectures",
+        "model_type",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "initializer_range",
+        "use_cache",
+        "attention_dropout",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "_name_or_path",
+        "output_router_logits",
+        "router_aux_loss_coef",
+    }
 )
 FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -120,9 +133,10 @@ def _check_sizes(config: Glm4MoeConfig) -> None:
         raise _fail("num_attention_heads", "is not a multiple of num_key_value_heads")
     if config.rotated % 2 or not 0 < config.rotated <= config.head_dim:
         raise _fail("partial_rotary_factor", f"turns {config.rotated} of {config.head_dim} values")
-    if config.first_k_dense_replace < config.num_hidden_layers or config.num_nextn_predict_layers:
-        if not 1 <= config.num_experts_per_tok <= config.n_routed_experts:
-            raise _fail("num_experts_per_tok", f"is not within 1..{config.n_routed_experts}")
+    dense = config.first_k_dense_replace >= config.num_hidden_layers
+    routed = not dense or config.num_nextn_predict_layers > 0
+    if routed and not 1 <= config.num_experts_per_tok <= config.n_routed_experts:
+        raise _fail("num_experts_per_tok", f"is not within 1..{config.n_routed_experts}")
 
 
 def parse(config: dict[str, Any]) -> Glm4MoeConfig:

@@ -50,7 +50,7 @@ class Glm4MoeDraft:
         work: Workspace,
         observer: Observer | None = None,
     ) -> None:
-        """`rows.tokens` are the tokens after each position. `self.hidden` is the next level's input."""
+        """`rows.tokens` follow their positions; `self.hidden` is the next level's input."""
         ops = self._ops
         ops.embed(rows, embedding, self._embedded)
         ops.norm(rows, self._embedded, Norm(self._embed_norm, self._eps), work.normed)

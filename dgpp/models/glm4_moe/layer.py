@@ -86,8 +86,6 @@ class Glm4MoeLayer:
     def prepare(self, angles: Tensor, plane: Plane) -> None:
         self._attention.prepare(angles, plane)
 
-    def forward(
-        self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None
-    ) -> None:
+    def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
         self._attention.forward(ops, rows, work)
         self._mlp.forward(ops, rows, work, observer)

@@ -38,7 +38,7 @@ class Glm4MoeModel:
             Glm4MoeDraft(config, extra, first + level)
             for level in range(config.num_nextn_predict_layers)
         ]
-        self.drafts = built if drafts else []
+        self.drafts: Sequence[Glm4MoeDraft] = built if drafts else []
         self.state = StateDeclaration(
             tuple(plane(config, layer) for layer in range(first + len(self.drafts)))
         )
@@ -50,9 +50,7 @@ class Glm4MoeModel:
         self._ops = backend
         self._norm = Norm(self._norm_weight, config.rms_norm_eps)
         self.work = Workspace(backend, self.workspace)
-        angles = backend.rotary_table(
-            rotary_angles(positions, config.rotated, config.rope_theta)
-        )
+        angles = backend.rotary_table(rotary_angles(positions, config.rotated, config.rope_theta))
         for layer, held in zip(self._layers, planes, strict=False):
             layer.prepare(angles, held)
         for draft, held in zip(self.drafts, planes[len(self._layers) :], strict=True):
@@ -68,6 +66,20 @@ class Glm4MoeModel:
             layer.forward(ops, rows, work, observer)
             if observer is not None:
                 observer.hidden(index + 1, rows, work.x)
+
+    def forward_layer(self, index: int, rows: Rows, observer: Observer | None = None) -> None:
+        """Run one layer alone on what `work.x` holds, keys and values included."""
+        self._layers[index].forward(self._ops, rows, self.work, observer)
+
+    def forward_draft(
+        self, level: int, rows: Rows, hidden: Tensor, observer: Observer | None = None
+    ) -> None:
+        """Draft row q from `hidden` of position q and `rows.tokens`, the tokens at q + 1."""
+        self.drafts[level].forward(rows, hidden, self.embedding, self.work, observer)
+
+    def draft_logits(self, level: int, index: Sequence[int], out: F32Array) -> None:
+        """float32 [len(index), V] of rows of the level's last forward."""
+        self.drafts[level].logits(index, self.head, out)
 
     def final_hidden(self, rows: Rows, out: Tensor) -> None:
         """out[r] = the last forward's row r after the final norm."""

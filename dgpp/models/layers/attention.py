@@ -31,7 +31,9 @@ class AttentionShape:
 class GqaAttention:
     """x += o_proj(attention(norm(x))). Keys and values of every row go to the layer's plane."""
 
-    def __init__(self, source: WeightSource, prefix: str, shape: AttentionShape, form: Form) -> None:
+    def __init__(
+        self, source: WeightSource, prefix: str, shape: AttentionShape, form: Form
+    ) -> None:
         self._shape = shape
         hidden, dim = shape.hidden, shape.head_dim
         sizes = {"q": shape.heads * dim, "k": shape.kv_heads * dim, "v": shape.kv_heads * dim}
@@ -58,7 +60,9 @@ class GqaAttention:
     def prepare(self, angles: Tensor, plane: Plane) -> None:
         """Give the layer its rotary table and its part of the cache, once."""
         shape = self._shape
-        norms = [Norm(weight, shape.eps) for weight in self._qk_norms] or [None, None]
+        norms: list[Norm | None] = [None, None]
+        if self._qk_norms:
+            norms = [Norm(weight, shape.eps) for weight in self._qk_norms]
         self._plane = plane
         self._norm = Norm(self._norm_weight, shape.eps)
         self._attention = Attention(

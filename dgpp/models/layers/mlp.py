@@ -45,7 +45,5 @@ class DenseMlp:
         self._norm = Norm(weight, eps)
         self._mlp = GatedMlp(source, "mlp", f"{prefix}.mlp", hidden, inner, form)
 
-    def forward(
-        self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None
-    ) -> None:
+    def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
         self._mlp.forward(ops, rows, work, work.x, work.x, norm=self._norm, add=True)

@@ -34,17 +34,13 @@ class SigmoidMoe:
     ) -> None:
         self._layer = layer
         name = f"{prefix}.mlp"
-        weight = source.vector(
-            "norms", f"{prefix}.post_attention_layernorm.weight", shape.hidden
-        )
+        weight = source.vector("norms", f"{prefix}.post_attention_layernorm.weight", shape.hidden)
         self._norm = Norm(weight, shape.eps)
         gate = source.matrix("router", [Linear(f"{name}.gate", shape.experts, shape.hidden)])
         bias = source.vector(
             "router", f"{name}.gate.e_score_correction_bias", shape.experts, ("F32",)
         )
-        self._routing = Routing(
-            gate, bias, shape.experts, shape.top, shape.normalise, shape.scale
-        )
+        self._routing = Routing(gate, bias, shape.experts, shape.top, shape.normalise, shape.scale)
         hidden, inner = shape.hidden, shape.intermediate
         sides = [
             Linear(f"{name}.experts.{e}.{side}_proj", inner, hidden, form)
@@ -61,12 +57,15 @@ class SigmoidMoe:
         self._shared: GatedMlp | None = None
         if shape.shared:
             self._shared = GatedMlp(
-                source, "shared experts", f"{name}.shared_experts", hidden, shape.shared * inner, form
+                source,
+                "shared experts",
+                f"{name}.shared_experts",
+                hidden,
+                shape.shared * inner,
+                form,
             )
 
-    def forward(
-        self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None
-    ) -> None:
+    def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
         ops.norm(rows, work.x, self._norm, work.normed)
         ops.route(rows, work.normed, self._routing, work.routes)
         if observer is not None:

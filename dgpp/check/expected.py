@@ -1,0 +1,82 @@
+"""What a forward pass should give, and how near is near enough."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from dgpp.errors import CheckpointError
+
+Array = npt.NDArray[Any]
+
+
+class Tolerance(msgspec.Struct, frozen=True):
+    """|difference| ≤ atol + rtol · |reference|."""
+
+    atol: float
+    rtol: float
+
+    def excess(self, got: Array, reference: Array) -> float:
+        """Largest |difference| ÷ allowance; at most 1 passes. NaN counts as infinite."""
+        wanted = reference.astype(np.float64)
+        ratio = np.abs(got.astype(np.float64) - wanted) / (self.atol + self.rtol * np.abs(wanted))
+        return float(np.nan_to_num(ratio, nan=np.inf).max(initial=0.0))
+
+
+class Tolerances(msgspec.Struct, frozen=True):
+    """`logits` for float32 arrays, `hidden` for the float16 residuals."""
+
+    logits: Tolerance
+    hidden: Tolerance
+    variant: str = ""
+
+
+class Expected:
+    """The arrays of an expected.npz by name; which there are depends on the family."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                self.arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            message = f"{path}: not a readable .npz archive: {error}"
+            raise CheckpointError(message) from error
+        missing = [name for name in ("ids", "logits") if name not in self.arrays]
+        if missing:
+            message = f"{path}: array {missing[0]} is missing"
+            raise CheckpointError(message)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.arrays
+
+    def __getitem__(self, name: str) -> Array:
+        return self.arrays[name]
+
+
+def stated_tolerances(expected: Path) -> Tolerances | None:
+    """From the index.json beside the fixture's folder; None when it has no entry for the file."""
+    index = expected.parent.parent / "index.json"
+    try:
+        entries = json.loads(index.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    for entry in entries:
+        if (entry["path"], entry["expected"]) == (expected.parent.name, expected.name):
+            stated = entry["tolerance"]
+            return Tolerances(
+                logits=Tolerance(**stated["logits"]),
+                hidden=Tolerance(**stated["hidden (float16)"]),
+                variant=entry.get("variant", ""),
+            )
+    return None
+
+
+def uniform_tolerances(value: float) -> Tolerances:
+    """One absolute tolerance for everything."""
+    return Tolerances(Tolerance(value, 0.0), Tolerance(value, 0.0))

@@ -1,0 +1,147 @@
+"""Drives an engine over a prompt as it is served, and keeps what passes by."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dgpp.engine.model_engine import ModelEngine
+from dgpp.sample.candidates import SlotTables
+from dgpp.sample.params import SamplingParams
+from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
+from dgpp.sched.request import Submit, pack_ids
+from kernels_numba.backend import Routes, Rows, Tensor
+
+F32Array = npt.NDArray[np.float32]
+SLOT = 1
+"""Not the first, so that a slot mistaken for a row shows."""
+
+
+class Taps:
+    """Copies hidden states and expert choices, row chunks in the order they were computed."""
+
+    def __init__(self, engine: ModelEngine) -> None:
+        self._backend = engine.backend
+        self._hidden: dict[int, list[F32Array]] = defaultdict(list)
+        self._ids: dict[int, list[npt.NDArray[np.int32]]] = defaultdict(list)
+        self._weights: dict[int, list[F32Array]] = defaultdict(list)
+
+    def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
+        self._hidden[index].append(self._backend.read(x, rows.count))
+
+    def routed(self, layer: int, rows: Rows, routes: Routes) -> None:
+        self._ids[layer].append(routes.ids[: rows.count].copy())
+        self._weights[layer].append(routes.weights[: rows.count].copy())
+
+    def hidden_states(self) -> list[F32Array]:
+        return [np.concatenate(self._hidden[index]) for index in sorted(self._hidden)]
+
+    def routes(self, layer: int) -> tuple[npt.NDArray[np.int32], F32Array]:
+        return np.concatenate(self._ids[layer]), np.concatenate(self._weights[layer])
+
+    @property
+    def moe_layers(self) -> list[int]:
+        return sorted(self._ids)
+
+
+class Trace:
+    """One prompt through prefill chunks, then greedy cached decode steps."""
+
+    def __init__(self, engine: ModelEngine, ids: npt.NDArray[Any], steps: int) -> None:
+        self._engine = engine
+        self._ids = ids.astype(np.int32)
+        self._steps = steps
+        limits = engine.limits
+        self._tables = SlotTables(
+            counts=np.zeros((limits.slots, limits.vocab_size), np.int32),
+            bias=np.zeros((limits.slots, limits.vocab_size), np.float32),
+            mask=np.zeros((limits.slots, 1, -(-limits.vocab_size // 32)), np.uint32),
+            masked=np.zeros(limits.slots, np.int32),
+        )
+        self.taps = Taps(engine)
+        self.draft_taps = Taps(engine)
+        self.logits: list[F32Array] = []
+        self.final_norm: list[F32Array] = []
+        self.draft_logits: list[F32Array] = []
+        self.draft_hidden: list[F32Array] = []
+        self.greedy: list[int] = []
+        self.greedy_logits: list[F32Array] = []
+
+    def open_slot(self) -> Open:
+        """The request, in blocks dealt backwards so that their order is no accident."""
+        limits = self._engine.limits
+        tokens = len(self._ids) + self._steps
+        needed = -(-tokens // limits.block_tokens)
+        blocks = tuple(range(limits.blocks - 1, limits.blocks - 1 - needed, -1))
+        sampling = SamplingParams(temperature=0.0)
+        request = Submit("check-0", pack_ids(self._ids), max(1, self._steps), sampling)
+        return Open(SLOT, request, blocks)
+
+    def run(self) -> None:
+        engine, total = self._engine, len(self._ids)
+        engine.observer = self.taps
+        engine.forward(Plan(0, opens=(self.open_slot(),)))
+        step = engine.limits.chunk_limit
+        for start in range(0, total, step):
+            count = min(step, total - start)
+            chunk = PrefillChunk(SLOT, start, count, last=start + count == total)
+            engine.forward(Plan(1 + start, prefills=(chunk,)))
+            if chunk.last and self._steps:
+                self._pick()
+            self._read_chunk(start, count)
+        engine.observer = None
+        for position in range(total, total + self._steps - 1):
+            row = DecodeRow(SLOT, position, self.greedy[-1])
+            engine.forward(Plan(total + position, decodes=(row,)))
+            self._pick()
+
+    def _pick(self) -> None:
+        chosen = self._engine.select(self._tables)
+        self.greedy.append(int(chosen.ids[0, 0]))
+        self.greedy_logits.append(self._engine.full_rows([0])[0])
+
+    def _logits_of(self, count: int) -> F32Array:
+        return np.zeros((count, self._engine.limits.vocab_size), np.float32)
+
+    def _read_chunk(self, start: int, count: int) -> None:
+        engine = self._engine
+        rows, model = engine.rows, engine.model
+        logits = self._logits_of(count)
+        model.logits(range(count), logits)
+        self.logits.append(logits)
+        hidden = engine.backend.tensor(self.taps.hidden_states()[0].shape[1])
+        model.final_hidden(rows, hidden)
+        self.final_norm.append(engine.backend.read(hidden, count))
+        following = self._ids[start + 1 : start + count + 1]
+        if not model.drafts or not following.size:
+            return
+        rows.count = following.size
+        rows.tokens[: rows.count] = following
+        model.forward_draft(0, rows, hidden, self.draft_taps)
+        draft = self._logits_of(rows.count)
+        model.draft_logits(0, range(rows.count), draft)
+        self.draft_logits.append(draft)
+        self.draft_hidden.append(engine.backend.read(model.drafts[0].hidden, rows.count))
+
+
+def layer_outputs(engine: ModelEngine, trace: Trace, inputs: npt.NDArray[Any]) -> list[F32Array]:
+    """Each layer's output on the reference's own input: inputs [L + 1, T, H] → L arrays [T, H]."""
+    layers, total = inputs.shape[0] - 1, inputs.shape[1]
+    rows, step = engine.rows, engine.limits.chunk_limit
+    engine.forward(Plan(0, closes=(SLOT,), opens=(trace.open_slot(),)))
+    outputs = []
+    for layer in range(layers):
+        parts = []
+        for start in range(0, total, step):
+            rows.count = min(step, total - start)
+            rows.positions[: rows.count] = np.arange(start, start + rows.count)
+            rows.slots[: rows.count] = SLOT
+            chunk = inputs[layer, start : start + rows.count].astype(np.float32)
+            engine.backend.write(engine.model.work.x, chunk)
+            engine.model.forward_layer(layer, rows)
+            parts.append(engine.backend.read(engine.model.work.x, rows.count))
+        outputs.append(np.concatenate(parts))
+    return outputs

@@ -1,0 +1,79 @@
+"""`dgpp check`: does a checkpoint compute what its reference computed?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from dgpp.check.forward import ForwardReport
+
+app = typer.Typer(help="Compare a model with reference values.", no_args_is_help=True)
+
+
+@app.callback()
+def check() -> None:
+    """Compare a model with reference values."""
+
+
+def _print_report(report: ForwardReport) -> None:
+    typer.echo(f"{report.family} {report.variant} on {report.backend}, world {report.world}")
+    for layer in report.layers:
+        name = "embedding" if layer.layer < 0 else f"layer {layer.layer}"
+        typer.echo(f"  {name:<12} max |error| {layer.max_abs:.3g}{'' if layer.ok else '  FAIL'}")
+    typer.echo(f"  {'logits':<12} max |error| {report.logits_max_abs:.3g}")
+    typer.echo(f"  {'greedy':<12} {report.greedy_equal} of {report.greedy_total} tokens equal")
+    typer.echo(f"  {'router':<12} {'equal' if report.router_equal else 'DIFFERS'}")
+    if report.mtp_max_abs is not None:
+        typer.echo(f"  {'draft':<12} max |error| {report.mtp_max_abs:.3g}")
+    for failure in report.failures:
+        typer.echo(f"  FAIL {failure}")
+    typer.echo("ok" if report.ok else "NOT within tolerance")
+
+
+@app.command("forward")
+def check_forward(
+    checkpoint: Annotated[Path, typer.Option(help="Checkpoint directory.")],
+    expected: Annotated[Path, typer.Option(help="Reference values (.npz).")],
+    backend: Annotated[str, typer.Option(help="Backend to run on: cpu.")] = "cpu",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="Absolute tolerance where no index.json states one.", min=0.0),
+    ] = None,
+    per_layer: Annotated[
+        bool, typer.Option("--per-layer", help="Feed each layer the reference's own input.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    threads: Annotated[int, typer.Option(help="Kernel threads.", min=1)] = 2,
+) -> None:
+    """Per-layer and logits error, greedy, router and draft agreement; exit 1 beyond tolerance."""
+    import msgspec
+
+    from dgpp.check.expected import stated_tolerances, uniform_tolerances
+    from dgpp.check.forward import open_and_check
+    from dgpp.errors import DgppError
+
+    if backend not in ("cpu", "auto"):
+        typer.echo(f"--backend: {backend!r} is not available, only cpu", err=True)
+        raise typer.Exit(1)
+    tolerances = stated_tolerances(expected)
+    if tolerances is None:
+        if tolerance is None:
+            typer.echo(f"{expected}: no index.json states a tolerance; give --tolerance", err=True)
+            raise typer.Exit(1)
+        tolerances = uniform_tolerances(tolerance)
+    try:
+        report = open_and_check(
+            checkpoint, expected, tolerances, threads=threads, per_layer=per_layer
+        )
+    except DgppError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(error.exit_status) from error
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+    else:
+        _print_report(report)
+    if not report.ok:
+        raise typer.Exit(1)
