@@ -8,6 +8,11 @@ JSON_DEPTH = 64
 JSON_NUMBER_CHARS = 128
 """Characters of one number."""
 
+JSON_VALUES = 2_000_000
+"""Values in one body: two bytes of JSON can become a hundred of memory."""
+
+JSON_STRINGS = 500_000
+
 BODY_BYTES = 32 << 20
 """Default of `http.max_body_bytes`."""
 

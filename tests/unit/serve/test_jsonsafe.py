@@ -62,6 +62,9 @@ def test_depth_is_64_llama_cpp_27434() -> None:
         (b'{"a": -Infinity}', "-Infinity"),
         (b'{"a": 1e999}', "too large"),
         (b'{"a": ' + b"9" * 400 + b"}", "over 128 characters"),
+        (b'{"a": [' + b"[]," * 1_000_001 + b"[]]}", "over 2000000 values"),
+        (b'{"a": [' + b'"",' * 2_000_001 + b"0]}", "over 500000 strings"),
+        (b'"' + b'\\"' * 1_000_000, "Unterminated"),
         (b'{"a": "\xff"}', "not UTF-8"),
         (b'{"a": "\xed\xa0\xbd"}', "not UTF-8"),
         (b'{"a": "\n"}', "not JSON"),
@@ -76,6 +79,11 @@ def test_refused_by_name(body: bytes, named: str) -> None:
         parse_object(body)
     assert caught.value.status == 400
     assert caught.value.type == "invalid_request_error"
+
+
+def test_bounds_do_not_look_into_strings() -> None:
+    inside = "[" * 100 + "9" * 400 + '"' + "{" * 70
+    assert parse_object(json.dumps({"a": inside, "b": [1]}).encode()) == {"a": inside, "b": [1]}
 
 
 def test_whole_surrogate_pairs_and_long_integers_are_exact() -> None:
