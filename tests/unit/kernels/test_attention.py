@@ -1,0 +1,117 @@
+"""Rotary cache writes and paged attention against a dense float64 oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_oracles import CAPACITY
+
+from kernels_numba.backend import Attention, Norm
+
+HEADS, KV_HEADS = 6, 2
+BLOCK = 16
+
+
+def rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    half = angles.shape[-1]
+    out = x.copy()
+    a, b = x[..., :half], x[..., half : 2 * half]
+    cos, sin = np.cos(angles), np.sin(angles)
+    out[..., :half], out[..., half : 2 * half] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
+class Request:
+    """One request's qkv rows, its blocks, and what its attention should give."""
+
+    def __init__(self, tokens: int, dim: int, angles: np.ndarray, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.qkv = rng.standard_normal((tokens, (HEADS + 2 * KV_HEADS) * dim)).astype(np.float32)
+        split = self.qkv.astype(np.float64).reshape(tokens, -1, dim)
+        scale = 1 + np.arange(dim) / dim
+        q = self._normed(split[:, :HEADS], scale)
+        k = self._normed(split[:, HEADS : HEADS + KV_HEADS], scale)
+        q, k = (rotate(part, angles[:tokens, None]) for part in (q, k))
+        v = split[:, HEADS + KV_HEADS :]
+        self.expected = np.empty((tokens, HEADS * dim))
+        for t in range(tokens):
+            for h in range(HEADS):
+                g = h // (HEADS // KV_HEADS)
+                score = k[: t + 1, g] @ q[t, h] * dim**-0.5
+                p = np.exp(score - score.max())
+                self.expected[t, h * dim : h * dim + dim] = p / p.sum() @ v[: t + 1, g]
+
+    @staticmethod
+    def _normed(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
+
+
+class Harness:
+    """Feeds rows of requests to the backend in any batches."""
+
+    def __init__(self, backend, dim: int, angles: np.ndarray) -> None:
+        self.backend, self.dim = backend, dim
+        norm = Norm(backend.vector((1 + np.arange(dim) / dim).astype(np.float32)), 1e-6)
+        table = backend.rotary_table(angles.astype(np.float32))
+        self.shape = Attention(HEADS, KV_HEADS, dim, dim**-0.5, table, norm, norm)
+        self.plane = backend.plane(64, BLOCK, KV_HEADS, dim)
+        self.rows = backend.rows(3, 32)
+        self.qkv = backend.tensor((HEADS + 2 * KV_HEADS) * dim)
+        self.queries = backend.tensor(HEADS * (-(-dim // 16) * 16))
+        self.out = backend.tensor(HEADS * dim)
+
+    def feed(self, work: list[tuple[int, Request, int]]) -> np.ndarray:
+        """Rows (slot, request, position) as one batch; their outputs."""
+        rows = self.rows
+        rows.count = len(work)
+        for r, (slot, request, position) in enumerate(work):
+            rows.slots[r], rows.positions[r] = slot, position
+            self.qkv.array[r, : request.qkv.shape[1]] = request.qkv[position]
+        self.backend.rotary_cache_write(rows, self.qkv, self.shape, self.plane, self.queries)
+        self.backend.attend_paged(rows, self.queries, self.shape, self.plane, self.out)
+        return self.out.array[: len(work), : HEADS * self.dim].copy()
+
+
+@pytest.mark.parametrize("dim", [16, 24, 64])
+def test_chunks_and_decode_give_the_oracle_and_the_same_bits(backend, dim) -> None:
+    tokens = 300
+    angles = np.outer(np.arange(tokens), 1.0 / 10 ** np.arange(dim // 4))
+    angles = angles.astype(np.float32).astype(np.float64)
+    request = Request(tokens, dim, angles, 1)
+    by_chunks = {}
+    for size, blocks in ((1, 0), (7, 20), (CAPACITY, 40)):
+        harness = Harness(backend, dim, angles)
+        order = np.random.default_rng(size).permutation(20) + blocks
+        harness.rows.tables[1, :20] = order
+        parts = [
+            harness.feed([(1, request, t) for t in range(start, min(start + size, tokens))])
+            for start in range(0, tokens, size)
+        ]
+        by_chunks[size] = np.concatenate(parts)
+    np.testing.assert_allclose(by_chunks[1], request.expected, atol=3e-5)
+    np.testing.assert_array_equal(by_chunks[7], by_chunks[1])
+    np.testing.assert_array_equal(by_chunks[CAPACITY], by_chunks[1])
+
+
+def test_batch_mates_do_not_change_a_row(backend) -> None:
+    dim, lengths = 32, (150, 40, 270)
+    angles = np.outer(np.arange(300), 1.0 / 10 ** np.arange(8)).astype(np.float32)
+    requests = [Request(n, dim, angles.astype(np.float64), n) for n in lengths]
+    harness = Harness(backend, dim, angles)
+    for slot in range(3):
+        harness.rows.tables[slot, :20] = np.arange(20) + 20 * slot
+    for slot, request in enumerate(requests):
+        for t in range(0, lengths[slot] - 1, CAPACITY):
+            last = min(t + CAPACITY, lengths[slot] - 1)
+            harness.feed([(slot, request, u) for u in range(t, last)])
+    work = [(slot, requests[slot], lengths[slot] - 1) for slot in range(3)]
+    alone = [harness.feed([item])[0] for item in work]
+    for order in ([0, 1, 2], [2, 0, 1], [1, 0]):
+        together = harness.feed([work[slot] for slot in order])
+        for row, slot in zip(together, order, strict=True):
+            np.testing.assert_array_equal(row, alone[slot])
+
+
+def test_blocks_must_divide_a_span(backend) -> None:
+    with pytest.raises(ValueError, match="block_tokens must divide 128"):
+        backend.plane(4, 48, 1, 16)
