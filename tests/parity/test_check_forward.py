@@ -1,0 +1,60 @@
+"""`dgpp check forward` on the GLM-4.7 fixtures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from dgpp.cli.check import app
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+def run(directory: Path, *extra: str):
+    arguments = ["--checkpoint", str(directory), "--expected", str(directory / "expected.npz")]
+    return CliRunner().invoke(app, ["forward", *arguments, *extra])
+
+
+@pytest.mark.parametrize("variant", ["bf16", "nvfp4"])
+@pytest.mark.parametrize("extra", [[], ["--per-layer"]])
+def test_fixtures_are_within_their_tolerance(variant: str, extra: list[str]) -> None:
+    result = run(FIXTURES / f"glm-4.7-{variant}", "--json", *extra)
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0, report["failures"]
+    assert report["ok"]
+    assert (report["family"], report["variant"]) == ("glm-4.7", variant)
+    assert (report["backend"], report["world"]) == ("cpu", 1)
+    assert report["logits_max_abs"] < 1e-3
+    assert report["greedy_equal"] == report["greedy_total"] == 24
+    assert report["router_equal"]
+    assert report["mtp_router_equal"]
+    assert report["selected_equal"]
+    assert all(layer["ok"] for layer in report["layers"])
+
+
+def test_a_wrong_value_fails_by_name(tmp_path: Path) -> None:
+    directory = tmp_path / "copy"
+    shutil.copytree(FIXTURES / "glm-4.7-bf16", directory)
+    arrays = dict(np.load(directory / "expected.npz"))
+    arrays["logits"][7, 3] += 0.01
+    arrays["router_ids"][0, 0] = [6, 7]
+    np.savez(directory / "expected.npz", **arrays)
+    result = run(directory)
+    assert result.exit_code == 1
+    assert "--tolerance" in result.stderr
+    result = run(directory, "--tolerance", "0.004")
+    assert result.exit_code == 1
+    assert "FAIL logits: off by up to 0.0" in result.stdout
+    assert "FAIL router ids of layer 2: not identical" in result.stdout
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    result = run(tmp_path, "--tolerance", "1")
+    assert result.exit_code == 1
+    assert "config.json" in result.stderr
+    assert run(tmp_path, "--backend", "cuda").exit_code == 1

@@ -1,0 +1,33 @@
+"""Fixture checkpoints, and copies of them with one thing changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+def config_of(variant: str) -> dict[str, object]:
+    return json.loads((FIXTURES / f"glm-4.7-{variant}" / "config.json").read_text())
+
+
+def rewrite(source: Path, target: Path, change) -> None:
+    """Copy a safetensors file after `change(tensors)` on {name: [dtype, shape, bytes]}."""
+    content = source.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header.pop("__metadata__", None)
+    data = content[8 + length :]
+    tensors = {
+        name: [entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])]]
+        for name, entry in header.items()
+    }
+    change(tensors)
+    table, blobs, at = {}, [], 0
+    for name, (dtype, shape, blob) in tensors.items():
+        table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(blob)]}
+        blobs.append(blob)
+        at += len(blob)
+    text = json.dumps(table).encode()
+    target.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blobs))
