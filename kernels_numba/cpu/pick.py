@@ -11,6 +11,7 @@ from kernels_numba.jit import kernel, prange
 
 CHUNK = 256
 """Ids per leaf of the log-sum-exp's tree of sums."""
+LANES = 16
 GROUP = 64
 """Ids per group whose maximum bounds the candidates from below."""
 
@@ -59,10 +60,22 @@ def order_key(value: np.float32, index: int) -> np.uint64:
 
 
 @kernel(inline=True)
-def _group_top(logits: Any, first: int, last: int) -> np.float32:
-    top = logits[first]
-    for i in range(first + 1, last):
-        top = max(top, logits[i])
+def _group_top(logits: Any, first: int, last: int, lanes: Any) -> np.float32:
+    """Maximum of a group: lanes first, so that it takes a few vector instructions."""
+    if last - first < GROUP:
+        top = logits[first]
+        for i in range(first + 1, last):
+            top = max(top, logits[i])
+        return np.float32(top)
+    for i in range(LANES):
+        low = logits[first + i]
+        for part in range(1, GROUP // LANES):
+            other = logits[first + part * LANES + i]
+            low = other if other > low else low
+        lanes[i] = low
+    top = lanes[0]
+    for i in range(1, LANES):
+        top = lanes[i] if lanes[i] > top else top
     return np.float32(top)
 
 
@@ -92,15 +105,17 @@ def scan_row(logits: Any, temperature: float, tops: Any, partials: Any) -> float
     """
     size = logits.shape[0]
     groups = (size + GROUP - 1) // GROUP
-    for g in prange(groups):
-        tops[g] = _group_top(logits, g * GROUP, min(g * GROUP + GROUP, size))
+    chunks = (size + CHUNK - 1) // CHUNK
+    for c in prange(chunks):
+        lanes = np.empty(LANES, np.float32)
+        for g in range(c * CHUNK // GROUP, min((c + 1) * CHUNK // GROUP, groups)):
+            tops[g] = _group_top(logits, g * GROUP, min(g * GROUP + GROUP, size), lanes)
     best = tops[0]
     for g in range(1, groups):
         best = max(best, tops[g])
     if best == np.float32(-np.inf):
         return -np.inf
     top = np.float64(np.float32(best / np.float32(temperature)))
-    chunks = (size + CHUNK - 1) // CHUNK
     for c in prange(chunks):
         terms = np.empty(CHUNK, np.float64)
         partials[c] = _chunk_sum(
@@ -128,8 +143,7 @@ def top_candidates(logits: Any, tops: Any, ids: Any, values: Any) -> int:
     groups = (size + GROUP - 1) // GROUP
     bound = np.float32(-np.inf)
     if groups > wanted:
-        ranked = np.sort(tops[:groups])
-        bound = ranked[groups - wanted]
+        bound = np.partition(tops[:groups], groups - wanted)[groups - wanted]
     keys = np.empty(size if bound == -np.inf else min(size, wanted * GROUP), np.uint64)
     found = 0
     for g in range(groups):

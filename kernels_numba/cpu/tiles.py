@@ -34,6 +34,7 @@ ROWS = 4
 COLUMNS = 4
 LINE_BYTES = 64
 AHEAD_BYTES = 4608
+NEAR_TILE_BYTES = 16 << 10
 
 
 def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
@@ -91,9 +92,10 @@ def _counted_loop(
         phi.add_incoming(start, entry)
     after = body(k, carried)
     following = builder.add(k, constant(step))
-    k.add_incoming(following, loop)
+    last = builder.block
+    k.add_incoming(following, last)
     for phi, value in zip(carried, after, strict=True):
-        phi.add_incoming(value, loop)
+        phi.add_incoming(value, last)
     builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
     builder.position_at_end(done)
     return list(after)
@@ -110,27 +112,33 @@ def _weight_rows(builder: Any, form: Form, args: list[Any], indices: list[Any]) 
     return [RowPointers(*fields) for fields in zip(data, scales, loaded, strict=True)]
 
 
-def _prefetch(builder: Any, address: Any) -> None:
+def _prefetch(builder: Any, address: Any, locality: int) -> None:
     byte = ir.IntType(8).as_pointer()
     signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
     function = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature)
-    read_into_first_level = [ir.Constant(I32, value) for value in (0, 3, 1)]
-    builder.call(function, [builder.inttoptr(address, byte), *read_into_first_level])
+    read = [ir.Constant(I32, value) for value in (0, locality, 1)]
+    builder.call(function, [builder.inttoptr(address, byte), *read])
 
 
 def _stream_ahead(builder: Any, form: Form, columns: int, weight_args: list[Any], k: Any) -> None:
     """Ask for the lines after this tile in address order.
 
-    Weight rows lie one behind the other, so memory is asked for one stream, which reads two to
-    three times faster than the tile's own `columns` interleaved ones.
+    Weight rows lie one behind the other, so memory is asked for one stream, which reads up to
+    three times faster than the tile's own `columns` interleaved ones. Lines of a tile that the
+    first-level cache cannot hold stop at the second.
     """
     weight, stride = weight_args[:2]
     step_bytes = row_bytes(form, VECTOR)[0] * columns
     ahead = builder.add(builder.mul(stride, constant(columns)), constant(AHEAD_BYTES))
     place = builder.mul(builder.sdiv(k, constant(VECTOR)), constant(step_bytes))
     first = builder.add(builder.add(weight, ahead), place)
-    for line in range(0, step_bytes, LINE_BYTES):
-        _prefetch(builder, builder.add(first, constant(line)))
+    tile_bytes = builder.mul(stride, constant(columns))
+    near = builder.icmp_signed("<=", tile_bytes, constant(NEAR_TILE_BYTES))
+    with builder.if_else(near) as (small, large):
+        for branch, locality in ((small, 3), (large, 2)):
+            with branch:
+                for line in range(0, step_bytes, LINE_BYTES):
+                    _prefetch(builder, builder.add(first, constant(line)), locality)
 
 
 def _dot_tile(form: Form, rows: int, columns: int) -> Any:
