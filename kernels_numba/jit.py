@@ -12,6 +12,11 @@ import numba
 import numba.core.config
 import numba.extending
 
+# GNU OpenMP's threads spin for milliseconds after a region by default and would keep the cores from
+# the processes that turn the result into text; this is about a tenth, still longer than any gap
+# between two kernels of a step. Read when the library loads, which is after this line.
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+
 # Numba's own annotations describe some of these as ordinary Python; kernels see the compiler.
 config: Any = numba.core.config
 carray: Any = numba.__dict__["carray"]

@@ -1,0 +1,124 @@
+"""A request's logits do not depend on its company, its place, or how its prompt was cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dgpp.checkpoint.checkpoint import Checkpoint
+from dgpp.engine.base import EngineLimits
+from dgpp.engine.model_engine import ModelEngine
+from dgpp.sample.candidates import SlotTables
+from dgpp.sample.params import SamplingParams
+from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
+from dgpp.sched.request import Submit, pack_ids
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SLOTS, BLOCK, EACH, VOCAB = 16, 16, 16, 512
+LIMITS = EngineLimits(
+    slots=SLOTS,
+    vocab_size=VOCAB,
+    position_ceiling=BLOCK * EACH,
+    block_tokens=BLOCK,
+    blocks=SLOTS * EACH,
+    chunk_align=BLOCK,
+    chunk_limit=BLOCK * EACH,
+    candidates=8,
+)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def tables() -> SlotTables:
+    return SlotTables(
+        np.zeros((SLOTS, VOCAB), np.int32),
+        np.zeros((SLOTS, VOCAB), np.float32),
+        np.zeros((SLOTS, 1, VOCAB // 32), np.uint32),
+        np.zeros(SLOTS, np.int32),
+    )
+
+
+@pytest.fixture(scope="module", params=["bf16", "nvfp4"])
+def engine(request) -> ModelEngine:
+    return ModelEngine(Checkpoint(FIXTURES / f"glm-4.7-{request.param}"), LIMITS, 2)
+
+
+class Driver:
+    """Opens prompts in slots and returns the adjusted logits of each step's rows."""
+
+    def __init__(self, engine: ModelEngine, seed: int) -> None:
+        self.engine = engine
+        self.tables = tables()
+        self.blocks = np.random.default_rng(seed).permutation(SLOTS * EACH)
+
+    def open(self, slot: int, prompt: np.ndarray) -> Open:
+        blocks = tuple(int(b) for b in self.blocks[slot * EACH : (slot + 1) * EACH])
+        return Open(slot, Submit(f"{slot}-0", pack_ids(prompt), 9, GREEDY), blocks)
+
+    def step(self, **plan) -> np.ndarray:
+        self.engine.forward(Plan(1, **plan))
+        picked = self.engine.select(self.tables)
+        return self.engine.full_rows(list(range(len(picked.held))))
+
+    def read(self, slot: int, prompt: np.ndarray, cut: int) -> np.ndarray:
+        self.engine.forward(Plan(0, closes=(slot,), opens=(self.open(slot, prompt),)))
+        rows = np.zeros((0, VOCAB))
+        for start in range(0, len(prompt), cut):
+            count = min(cut, len(prompt) - start)
+            chunk = PrefillChunk(slot, start, count, last=start + count == len(prompt))
+            rows = self.step(prefills=(chunk,))
+        return rows[0]
+
+
+def prompts() -> list[np.ndarray]:
+    rng = np.random.default_rng(5)
+    return [rng.integers(0, VOCAB, n) for n in (1, 15, 16, 17, 100, 129, 131, 200, *range(30, 38))]
+
+
+def test_every_cut_of_a_prompt_gives_the_same_bits(engine: ModelEngine) -> None:
+    for prompt in (prompts()[4], prompts()[7]):
+        whole = Driver(engine, 1).read(3, prompt, len(prompt))
+        for cut in (BLOCK, 3 * BLOCK, 1):
+            np.testing.assert_array_equal(Driver(engine, cut).read(7, prompt, cut), whole)
+
+
+def test_decode_equals_prefill_bit_for_bit(engine: ModelEngine) -> None:
+    prompt = prompts()[5]
+    driver = Driver(engine, 2)
+    driver.read(0, prompt[:-1], BLOCK)
+    row = DecodeRow(0, len(prompt) - 1, int(prompt[-1]))
+    decoded = driver.step(decodes=(row,))[0]
+    np.testing.assert_array_equal(decoded, driver.read(1, prompt, len(prompt)))
+
+
+def test_rows_alone_batched_and_permuted(engine: ModelEngine) -> None:
+    texts = prompts()
+    alone = []
+    for text in texts:
+        driver = Driver(engine, 3)
+        driver.read(0, text, 64)
+        alone.append(driver.step(decodes=(DecodeRow(0, len(text), 77),))[0])
+    rng = np.random.default_rng(6)
+    for count in (2, 3, 5, 8, 16):
+        chosen = rng.permutation(16)[:count]
+        driver = Driver(engine, count)
+        for slot, index in enumerate(chosen):
+            driver.read(slot, texts[index], 48)
+        order = rng.permutation(count)
+        decodes = tuple(DecodeRow(int(s), len(texts[chosen[s]]), 77) for s in order)
+        for row, slot in zip(driver.step(decodes=decodes), order, strict=True):
+            np.testing.assert_array_equal(row, alone[chosen[slot]])
+
+
+def test_prefill_beside_decode_changes_neither(engine: ModelEngine) -> None:
+    first, second = prompts()[4], prompts()[6]
+    driver = Driver(engine, 9)
+    expected_prefill = driver.read(5, second, len(second))
+    driver.read(2, first, 32)
+    expected_decode = driver.step(decodes=(DecodeRow(2, len(first), 3),))[0]
+    driver.engine.forward(Plan(0, closes=(5,), opens=(driver.open(5, second),)))
+    chunk = PrefillChunk(5, 0, len(second), last=True)
+    both = driver.step(prefills=(chunk,), decodes=(DecodeRow(2, len(first), 3),))
+    np.testing.assert_array_equal(both[0], expected_prefill)
+    np.testing.assert_array_equal(both[1], expected_decode)
