@@ -44,20 +44,41 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(function, [a, b, c])
 
 
-def _fold(builder: Any, vector: Any) -> Any:
-    """Sum of the lanes: halves added to halves until one is left."""
-    width = VECTOR
+def _shuffle(builder: Any, first: Any, second: Any, lanes: list[int]) -> Any:
+    mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+    return builder.shuffle_vector(first, second, mask)
+
+
+def _halves(held: int, width: int) -> tuple[list[int], list[int]]:
+    """Lane numbers of the lower and upper halves of `held` sums of `width` lanes each."""
+    half = width // 2
+    low = [width * s + lane for s in range(held) for lane in range(half)]
+    return low, [lane + half for lane in low]
+
+
+def _fold(builder: Any, vectors: list[Any]) -> Any:
+    """Sum of the lanes of each vector, as one vector in their order.
+
+    Each sum adds its upper half to its lower half until one lane is left; vectors are joined in
+    pairs on the way, so that sixteen sums cost fifteen additions. Their number is a power of two.
+    """
+    held, width = 1, VECTOR
     while width > 1:
-        half = width // 2
-        undefined = ir.Constant(vector.type, ir.Undefined)
-        mask = ir.VectorType(I32, half)
-        low = builder.shuffle_vector(vector, undefined, ir.Constant(mask, list(range(half))))
-        high = builder.shuffle_vector(
-            vector, undefined, ir.Constant(mask, list(range(half, width)))
-        )
-        vector = builder.fadd(low, high)
-        width = half
-    return builder.extract_element(vector, ir.Constant(I32, 0))
+        low, high = _halves(held, width)
+        if len(vectors) == 1:
+            undefined = ir.Constant(vectors[0].type, ir.Undefined)
+            pairs = [(vectors[0], undefined)]
+        else:
+            shift = held * width
+            low = [*low, *(lane + shift for lane in low)]
+            high = [*high, *(lane + shift for lane in high)]
+            pairs, held = list(zip(vectors[::2], vectors[1::2], strict=True)), 2 * held
+        vectors = [
+            builder.fadd(_shuffle(builder, a, b, low), _shuffle(builder, a, b, high))
+            for a, b in pairs
+        ]
+        width //= 2
+    return vectors[0]
 
 
 def _clamped(builder: Any, index: int, last: Any) -> Any:
@@ -141,6 +162,26 @@ def _stream_ahead(builder: Any, form: Form, columns: int, weight_args: list[Any]
                     _prefetch(builder, builder.add(first, constant(line)), locality)
 
 
+def _store_sums(builder: Any, sums: Any, lines: list[Any], column_index: list[Any]) -> None:
+    """Lane (row, column) of `sums` to its place; a full row of columns is one store."""
+    columns = len(column_index)
+    full = builder.icmp_signed("==", column_index[-1], constant(columns - 1))
+    row_kind = ir.VectorType(F32, columns).as_pointer()
+    undefined = ir.Constant(sums.type, ir.Undefined)
+    with builder.if_else(full) as (whole, cut):
+        with whole:
+            for r, line in enumerate(lines):
+                lanes = list(range(r * columns, (r + 1) * columns))
+                row = _shuffle(builder, sums, undefined, lanes)
+                builder.store(row, builder.inttoptr(line, row_kind), align=4)
+        with cut:
+            for place in range(len(lines) * columns):
+                line, column = lines[place // columns], column_index[place % columns]
+                address = builder.add(line, builder.shl(column, constant(2)))
+                value = builder.extract_element(sums, ir.Constant(I32, place))
+                builder.store(value, builder.inttoptr(address, F32.as_pointer()))
+
+
 def _dot_tile(form: Form, rows: int, columns: int) -> Any:
     load_weight = LOADERS[form]
 
@@ -161,10 +202,8 @@ def _dot_tile(form: Form, rows: int, columns: int) -> Any:
 
         zeros = [ir.Constant(FloatVector, [0.0] * VECTOR)] * (rows * columns)
         sums = _counted_loop(builder, depth, VECTOR, zeros, body)
-        for (r, c), total in zip(_grid(rows, columns), sums, strict=True):
-            line = builder.add(out, builder.mul(out_stride, row_index[r]))
-            address = builder.add(line, builder.shl(column_index[c], constant(2)))
-            builder.store(_fold(builder, total), builder.inttoptr(address, F32.as_pointer()))
+        lines = [builder.add(out, builder.mul(out_stride, index)) for index in row_index]
+        _store_sums(builder, _fold(builder, sums), lines, column_index)
 
     def tile(  # type: ignore[no-untyped-def]
         typing_context,
