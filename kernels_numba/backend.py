@@ -112,6 +112,12 @@ class Backend(Protocol):
 
     name: str
 
+    def begin(self) -> None:
+        """Called at the start of a step, on the thread that runs it."""
+
+    def notes(self) -> list[str]:
+        """What an operator should know of how this backend runs; known after a first step."""
+
     def rows(self, slots: int, table_width: int) -> Rows:
         """The step's row metadata, for as many rows as the backend was made for."""
 

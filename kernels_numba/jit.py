@@ -24,6 +24,7 @@ get_thread_id: Any = numba.__dict__["get_thread_id"]
 intrinsic: Any = numba.extending.intrinsic
 prange: Any = numba.prange
 set_num_threads: Any = numba.set_num_threads
+threading_layer: Any = numba.__dict__["threading_layer"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 

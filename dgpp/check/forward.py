@@ -145,6 +145,19 @@ def _compare_drafts(
     return worst, equal
 
 
+def _compare_greedy(
+    verdict: _Verdict, trace: Trace, expected: Expected, greedy: Array, tolerance: Tolerance
+) -> tuple[int, float]:
+    """Tokens equal, and the error of the rows they were taken from."""
+    matched = int(np.sum(np.asarray(trace.greedy, np.int64) == greedy))
+    if matched != len(greedy):
+        verdict.failures.append(f"greedy: {matched} of {len(greedy)} tokens equal")
+    if "greedy_logits" not in expected:
+        return matched, 0.0
+    got = np.stack(trace.greedy_logits)
+    return matched, verdict.near("greedy logits", got, expected["greedy_logits"], tolerance)
+
+
 def check_checkpoint(
     checkpoint: Checkpoint,
     expected: Expected,
@@ -176,13 +189,7 @@ def check_checkpoint(
     if "final_norm" in expected:
         got = np.concatenate(trace.final_norm)
         final = verdict.near("final norm", got, expected["final_norm"], near)
-    matched = int(np.sum(np.asarray(trace.greedy, np.int64) == greedy))
-    if matched != len(greedy):
-        verdict.failures.append(f"greedy: {matched} of {len(greedy)} tokens equal")
-    greedy_logits = 0.0
-    if "greedy_logits" in expected:
-        got = np.stack(trace.greedy_logits)
-        greedy_logits = verdict.near("greedy logits", got, expected["greedy_logits"], near)
+    matched, greedy_logits = _compare_greedy(verdict, trace, expected, greedy, near)
     router_equal, router_weights = _compare_routes(verdict, trace, expected, near)
     mtp, mtp_router = _compare_drafts(verdict, trace, expected, near)
     return ForwardReport(

@@ -79,6 +79,10 @@ class ModelEngine:
             self.model.logits([0], self._logits[:1])
         self._selector.warm_up(self._logits)
 
+    def notes(self) -> list[str]:
+        """Lines for the start-up log, once warm."""
+        return self.backend.notes()
+
     def forward(self, plan: Plan) -> None:
         for slot in plan.closes:
             self._slots[slot] = None
@@ -87,6 +91,7 @@ class ModelEngine:
         index = self._fill(plan)
         self._sampled = plan.sampled_slots()
         if self.rows.count:
+            self.backend.begin()
             self.model.forward(self.rows, self.observer)
             if index:
                 self.model.logits(index, self._logits[: len(index)])

@@ -23,7 +23,7 @@ from kernels_numba.cpu import rows as row_kernels
 from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import Block, allocate
 from kernels_numba.cpu.norm import rms_rows
-from kernels_numba.jit import config, set_num_threads
+from kernels_numba.jit import config, set_num_threads, threading_layer
 from kernels_numba.weights import VECTOR, Part
 
 _PAIR_BUFFERS = ("input", "raw", "act", "out", "sums")
@@ -85,16 +85,31 @@ class CpuBackend:
 
     def __init__(self, capacity: int, threads: int) -> None:
         self.capacity = capacity
-        self.threads = max(1, min(threads, int(config.NUMBA_NUM_THREADS)))
-        set_num_threads(self.threads)
+        self._cores = int(config.NUMBA_NUM_THREADS)
+        self.threads = max(1, min(threads, self._cores))
+        self.begin()
         self._raw = Block(allocate((capacity, VECTOR), np.float32))
         self._normed = Block(allocate((capacity, VECTOR), np.float32))
-        self._panels = Block(allocate((self.threads, VECTOR), np.float32))
-        self._attention = Block(allocate((self.threads, VECTOR), np.float32))
+        # One row per core, not per thread: the limit on threads belongs to the calling thread.
+        self._panels = Block(allocate((self._cores, VECTOR), np.float32))
+        self._attention = Block(allocate((self._cores, VECTOR), np.float32))
         self._partials = allocate((PARTIAL_BYTES // 4,), np.float32)
         self._partials_at = int(self._partials.ctypes.data)
         self._pairs = {name: Block(allocate((1, VECTOR), np.float32)) for name in _PAIR_BUFFERS}
         self._starts = np.zeros(VECTOR, np.int32)
+
+    def begin(self) -> None:
+        set_num_threads(self.threads)
+
+    def notes(self) -> list[str]:
+        layer = threading_layer()
+        notes = [f"cpu backend: {self.threads} threads, numba's {layer} layer"]
+        if layer == "workqueue":
+            notes.append(
+                "warning: the workqueue layer costs 85 µs a parallel region, omp's about 1: "
+                "install GNU OpenMP (libgomp) or tbb"
+            )
+        return notes
 
     # Construction ------------------------------------------------------------------------------
 
@@ -115,7 +130,7 @@ class CpuBackend:
         matrix = CpuMatrix(parts)
         self._normed = _grown(self._normed, self.capacity, matrix.depth)
         floats = linear_kernels.panel_floats(matrix.depth)
-        self._panels = _grown(self._panels, self.threads, floats)
+        self._panels = _grown(self._panels, self._cores, floats)
         return matrix
 
     def rotary_table(self, angles: F32Array) -> Block:
@@ -243,7 +258,7 @@ class CpuBackend:
         width = padded(attention.head_dim)
         state = group * (width + VECTOR)
         self._attention = _grown(
-            self._attention, self.threads, 2 * state + group * attention_kernels.SPAN
+            self._attention, self._cores, 2 * state + group * attention_kernels.SPAN
         )
         attention_kernels.attend_paged(
             queries.address, queries.stride, rows.count, *handle.metadata, group,

@@ -41,5 +41,7 @@ def random_part(form: Form, rows: int, columns: int, seed: int) -> tuple[Part, n
     codes = np.empty((rows, columns), np.uint8)
     codes[:, 0::2], codes[:, 1::2] = packed & 15, packed >> 4
     signs = np.where(codes & 8, -1.0, 1.0)
-    scales = np.vectorize(e4m3_value)(scale.astype(int)).repeat(16, axis=1) * float(np.float32(multiplier))
+    scales = np.vectorize(e4m3_value)(scale.astype(int)).repeat(16, axis=1) * float(
+        np.float32(multiplier)
+    )
     return Part(form, packed, scale, multiplier), signs * E2M1[codes & 7] * scales

@@ -123,3 +123,12 @@ def test_head_packs_the_rows_asked_for(backend) -> None:
     out = np.zeros((3, 50), np.float32)
     backend.head(x, [5, 0, 17], None, backend.matrix([part]), out)
     close(out, x.array[[5, 0, 17], :64].astype(np.float64) @ values.T)
+
+
+def test_the_backend_says_how_it_runs(backend) -> None:
+    backend.begin()
+    part, _ = random_part(Form.BF16, 64, 80, 3)
+    backend.linear(
+        rows_of(backend, 1), backend.tensor(80), backend.matrix([part]), backend.tensor(64)
+    )
+    assert backend.notes()[0].startswith(f"cpu backend: {backend.threads} threads, numba's ")
