@@ -208,6 +208,7 @@ class CpuBackend:
             gate_up.form, x.address, x.stride, rows.count, *gate_up.weights, gate_up.rows // 2,
             gate_up.depth, raw.address, raw.stride, out.address, out.stride, self._panels.address,
             self._panels.stride, *self._norm_arguments(norm, x),
+            max(linear_kernels.FINE, gate_up.rows // (16 * self.threads) // 4 * 4),
         )  # fmt: skip
 
     def _norm_arguments(self, norm: Norm | None, x: Block) -> tuple[int, int, float, int, int]:

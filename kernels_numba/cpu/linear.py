@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels_numba.cpu.dot import dot_block
+from kernels_numba.cpu.dot import WIDEN_ROWS, dot_block
 from kernels_numba.cpu.norm import rms_rows
 from kernels_numba.cpu.pointers import view_f32
 from kernels_numba.cpu.scalar import sigmoid32
@@ -18,7 +18,7 @@ WIDE = 64
 @kernel(inline=True)
 def task_columns(rows: int, depth: int) -> int:
     """Output columns of one task: a multiple of 4."""
-    if rows < 12:
+    if rows < WIDEN_ROWS:
         return FINE
     return max(4, min(WIDE, PANEL_BYTES // (4 * depth) // 4 * 4))
 
@@ -102,10 +102,13 @@ def linear(
 def gated_rows(
     form: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
     scale_stride: int, factors: int, half: int, depth: int, raw: int, raw_stride: int,
-    out: int, out_stride: int, panels: int, panel_stride: int,
+    out: int, out_stride: int, panels: int, panel_stride: int, run: int,
 ) -> None:  # fmt: skip
-    """out[r] = silu(G · x[r]) · (U · x[r]): rows 0 … half−1 of W are G, the next `half` are U."""
-    step = task_columns(rows, depth)
+    """out[r] = silu(G · x[r]) · (U · x[r]): rows 0 … half−1 of W are G, the next `half` are U.
+
+    With few rows a task takes `run` columns: each switch between G and U starts a cold stream.
+    """
+    step = run if rows < WIDEN_ROWS else task_columns(rows, depth)
     for task in prange((half + step - 1) // step):
         c = task * step
         count = min(step, half - c)
@@ -125,7 +128,7 @@ def gated(
     form: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
     scale_stride: int, factors: int, half: int, depth: int, raw: int, raw_stride: int,
     out: int, out_stride: int, panels: int, panel_stride: int, norm: int, width: int, eps: float,
-    normed: int, normed_stride: int,
+    normed: int, normed_stride: int, run: int,
 ) -> None:  # fmt: skip
     """`gated_rows` of the normalised rows (of the rows as they are when `norm` is 0)."""
     source = x
@@ -135,4 +138,4 @@ def gated(
         source = normed
         source_stride = normed_stride
     gated_rows(form, source, source_stride, rows, w, w_stride, scale, scale_stride, factors, half,
-               depth, raw, raw_stride, out, out_stride, panels, panel_stride)  # fmt: skip
+               depth, raw, raw_stride, out, out_stride, panels, panel_stride, run)  # fmt: skip
