@@ -71,8 +71,7 @@ def wait_ready(port: int, server: subprocess.Popen[bytes]) -> None:
     raise SystemExit("the server was not ready in 60 s")
 
 
-async def stream(port: int, model: str, tokens: int, *, stamps: bool) -> tuple[int, list[float]]:
-    """Tokens received, and the age of each event in µs where `stamps` asks for it."""
+def request(model: str, tokens: int, *, stamps: bool) -> bytes:
     body = json.dumps(
         {
             "model": model,
@@ -84,67 +83,81 @@ async def stream(port: int, model: str, tokens: int, *, stamps: bool) -> tuple[i
             "stream_options": {"include_usage": True},
         }
     ).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n"
     )
     if stamps:
         head += "x-dgpp-stamps: 1\r\n"
-    writer.write(head.encode() + b"\r\n" + body)
+    return head.encode() + b"\r\n" + body
+
+
+def ages_us(port: int, model: str, tokens: int) -> list[float]:
+    """Of each event of one stream: µs from the sampler's stamp to the return of `recv`."""
     ages: list[float] = []
+    with socket.create_connection(("127.0.0.1", port)) as link:
+        link.sendall(request(model, tokens, stamps=True))
+        while True:
+            data = link.recv(1 << 16)
+            now = time.monotonic_ns()
+            for line in data.split(b"\n"):
+                if line.startswith(STAMP):
+                    ages.append((now - int(line[len(STAMP) :])) / 1e3)
+            if b"data: [DONE]" in data:
+                return ages
+            if not data:
+                raise SystemExit("the stream broke off")
+
+
+async def receive(port: int, model: str, tokens: int) -> int:
+    """Tokens of one stream, as its usage event counts them."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request(model, tokens, stamps=False))
     tail = b""
-    completed = 0
     while b"data: [DONE]" not in tail:
         data = await reader.read(1 << 16)
-        now = time.monotonic_ns()
         if not data:
             raise SystemExit(f"the stream broke off: {tail[-300:]!r}")
-        tail += data
-        at = 0
-        while (at := tail.find(STAMP, at)) >= 0 and (end := tail.find(b"\n", at)) >= 0:
-            ages.append((now - int(tail[at + len(STAMP) : end])) / 1e3)
-            at = end
-        cut = tail.rfind(b"\n\n")
-        if cut >= 0 and (usage := tail.find(b'"completion_tokens":')) >= 0:
-            completed = int(tail[usage + 20 :].split(b",")[0].split(b"}")[0])
-        if cut >= 0 and b"data: [DONE]" not in tail:
-            tail = tail[cut:]
+        tail = (tail + data)[-2000:]
     writer.close()
-    return completed, ages
+    usage = tail[tail.rindex(b'"completion_tokens":') + 20 :]
+    return int(usage.split(b",")[0])
 
 
-async def measure(
-    port: int, model: str, streams: int, tokens: int, *, stamps: bool
-) -> dict[str, float]:
-    await stream(port, model, 16, stamps=False)
+async def receive_all(port: int, model: str, streams: int, tokens: int) -> dict[str, float]:
+    await receive(port, model, 16)
     began = time.perf_counter()
-    results = await asyncio.gather(
-        *(stream(port, model, tokens, stamps=stamps) for _ in range(streams))
-    )
+    counts = await asyncio.gather(*(receive(port, model, tokens) for _ in range(streams)))
     seconds = time.perf_counter() - began
-    received = sum(count for count, _ in results)
-    figures: dict[str, float] = {
+    return {
         "streams": streams,
-        "tokens": received,
-        "tokens_per_second": round(received / seconds, 1),
+        "tokens": sum(counts),
+        "tokens_per_second": round(sum(counts) / seconds, 1),
     }
-    if ages := sorted(age for _, some in results for age in some):
-        figures["sampler_to_socket_us_p50"] = round(statistics.median(ages), 1)
-        figures["sampler_to_socket_us_p99"] = round(ages[int(len(ages) * 0.99)], 1)
-    return figures
+
+
+def latency(port: int, model: str, tokens: int) -> dict[str, float]:
+    ages_us(port, model, 16)
+    ages = sorted(ages_us(port, model, tokens))
+    return {
+        "events": len(ages),
+        "sampler_to_socket_us_p50": round(statistics.median(ages), 1),
+        "sampler_to_socket_us_p99": round(ages[int(len(ages) * 0.99)], 1),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["latency", "throughput"])
     parser.add_argument("--model", required=True, help="directory of a model with a tokenizer")
     parser.add_argument("--tokens", type=int, default=1000)
     options = parser.parse_args()
-    latency = options.what == "latency"
-    streams, step_ms = (1, 4.0) if latency else (16, 0.0)
-    with serving(options.model, streams, step_ms) as port:
-        figures = asyncio.run(measure(port, options.model, streams, options.tokens, stamps=latency))
+    if options.what == "latency":
+        with serving(options.model, 1, 4.0) as port:
+            figures = latency(port, options.model, options.tokens)
+    else:
+        with serving(options.model, 16, 0.0) as port:
+            figures = asyncio.run(receive_all(port, options.model, 16, options.tokens))
     print(json.dumps({"measured": options.what, **figures}))
 
 

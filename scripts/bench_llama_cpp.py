@@ -23,6 +23,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL = "dgpp/demo"
 DECODE_TOKENS = 128
 PREFILL_TOKENS = 512
+READ_BYTES = 256 << 20
 
 
 def demo_directory() -> Path:
@@ -215,11 +217,20 @@ class Dgpp:
         self._process.wait(60)
 
 
-def read_bandwidth(threads: int) -> float:
-    """GB/s of a streaming read by dgpp's own kernel."""
-    from kernels_numba.cpu.memory import read_bandwidth as measure
+def bandwidth_reader(threads: int) -> Callable[[], float]:
+    """A measurement of GB/s: a streaming read of 256 MiB by dgpp's own kernel threads."""
+    from kernels_numba.cpu.bandwidth import reader
+    from kernels_numba.jit import set_num_threads
 
-    return float(measure(threads))
+    set_num_threads(threads)
+    read = reader(READ_BYTES, threads)
+    read()
+
+    def measure() -> float:
+        began = time.perf_counter()
+        return read() / (time.perf_counter() - began) / 1e9
+
+    return measure
 
 
 def main() -> None:
@@ -240,10 +251,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "demo-bf16.gguf"
         write_gguf(source, model)
+        measure = bandwidth_reader(options.threads)
         peer, own = Peer(model, options.threads), Dgpp(options.threads)
         try:
             for round_ in range(-1, options.rounds):
-                bandwidth = read_bandwidth(options.threads)
+                bandwidth = statistics.median(measure() for _ in range(5))
                 _, streamed = own.ask(short, DECODE_TOKENS)
                 theirs = peer.ask(short, DECODE_TOKENS)
                 first, _ = own.ask(long, 1)

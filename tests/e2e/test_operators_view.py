@@ -1,0 +1,116 @@
+"""What people who tail the log, scrape the metrics and hold idle streams get to see."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.request
+
+SECRET = "Zanzibar"
+
+
+def ask(server, **more):
+    body = {
+        "model": server.model(),
+        "messages": [{"role": "user", "content": f"tell me of {SECRET}"}],
+        "max_tokens": 12,
+        "ignore_eos": True,
+    }
+    return server.post("/v1/chat/completions", body | more)
+
+
+def test_the_log_tells_start_admission_retirement_and_rates_but_no_text(serve):
+    server = serve(stats_interval_s=0.3, step_ms=5)
+    status, answer = ask(server)
+    assert status == 200
+    time.sleep(0.5)
+    assert server.stop() == 0
+    log = server.log
+    request = answer["id"]
+    for said in (
+        "READY — http://127.0.0.1:",
+        "engine scripted on",
+        f"{request}-0 admitted to slot 0: prompt ",
+        f"{request}-0 retired (length): 12 tok in ",
+        "stats: rank 0 | 0.3 s | decode ",
+        "draining up to 30 s",
+    ):
+        assert said in log, log
+    assert SECRET not in log
+    retired = next(line for line in log.splitlines() if "retired" in line)
+    for part in ("queue ", "prefill ", " tok/s", "ms/tok"):
+        assert part in retired
+
+
+def test_json_lines_hold_the_same_as_fields(serve):
+    server = serve(flags=("--log-json",))
+    _, answer = ask(server)
+    assert server.stop() == 0
+    lines = [json.loads(line) for line in server.log.splitlines()]
+    assert {"ts", "level", "role", "rank", "msg"} <= set.intersection(*map(set, lines))
+    retired = next(line for line in lines if line.get("reason") == "length")
+    assert retired["id"] == answer["id"] + "-0"
+    assert retired["tokens"] == 12
+    assert retired["role"] == "scheduler"
+
+
+def test_metrics_count_what_happened(serve):
+    server = serve()
+    for _ in range(3):
+        ask(server, n=2)
+    server.post("/v1/chat/completions", b"{")
+    found = server.metrics()
+    assert found["service"]["requests_total"] == 4
+    assert found["service"]["rejects_bad"] == 1
+    assert found["scheduler"]["tokens_generated"] == 3 * 2 * 12
+    assert found["scheduler"]["prompts_prefilled"] == 6
+    text = server.get("/metrics/prometheus")[1].decode()
+    name = server.model()
+    assert f'dgpp_generation_tokens_total{{model_name="{name}"}} 72.0' in text
+    assert f'dgpp_request_finished_total{{model_name="{name}",reason="length"}} 6.0' in text
+    assert f'dgpp_e2e_request_latency_seconds_count{{model_name="{name}"}} 3.0' in text
+
+
+def test_a_silent_stream_is_kept_alive(serve):
+    server = serve(step_ms=2500)
+    body = {
+        "model": server.model(),
+        "prompt": "x",
+        "max_tokens": 2,
+        "ignore_eos": True,
+        "stream": True,
+        "sse_ping_interval": 1,
+    }
+    request = urllib.request.Request(
+        server.base + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "x/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        text = answer.read().decode()
+    assert text.count(": keep-alive\n\n") >= 2
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_a_long_prompt_on_its_way_in_holds_up_no_stream(serve):
+    server = serve(step_ms=5, kv_capacity=1_000_000)
+    body = {"model": server.model(), "prompt": "x", "max_tokens": 400, "ignore_eos": True}
+    streamed = json.dumps(body | {"stream": True}).encode()
+    request = urllib.request.Request(server.base + "/v1/completions", streamed)
+    gaps = []
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        answer.readline()
+        other = urllib.request.Request(
+            server.base + "/v1/completions",
+            json.dumps(body | {"prompt": "long words " * 60_000, "max_tokens": 1}).encode(),
+        )
+        sender = threading.Thread(target=lambda: urllib.request.urlopen(other, timeout=60).read())
+        sender.start()
+        last = time.monotonic()
+        for line in answer:
+            if line.startswith(b"data: {"):
+                now = time.monotonic()
+                gaps.append(now - last)
+                last = now
+        sender.join()
+    # A step takes 5 ms; the rest is what a busy machine and one long prompt may add.
+    assert sorted(gaps)[int(len(gaps) * 0.99)] < 0.1
