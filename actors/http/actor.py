@@ -118,13 +118,12 @@ class HttpActor(Role):
             await self._door.shutdown(1.0)
 
     def admit(self) -> None:
-        if (refusal := self.health.refusal()) is not None:
-            self._count["requests"].add()
-            raise refusal
+        self._count["requests"].add()
+        self._check_open()
 
     def launch(self, flight: Flight) -> None:
-        self.admit()
-        self._count["requests"].add()
+        # The doors may have closed while the body came in.
+        self._check_open()
         waiting = self._flights.at_door() + flight.request.choices
         if waiting > self._door_limit and waiting > flight.request.choices:
             self._count["shed"].add()
@@ -141,6 +140,10 @@ class HttpActor(Role):
         if seed is None:
             seed = secrets.randbits(63)
         self.context.post(TOKENIZER, Prepare(request, seed))
+
+    def _check_open(self) -> None:
+        if (refusal := self.health.refusal()) is not None:
+            raise refusal
 
     def land(self, flight: Flight, outcome: str) -> None:
         request = flight.request

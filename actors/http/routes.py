@@ -12,7 +12,7 @@ from aiohttp import web
 
 from actors.http.body import check_head, read_body
 from actors.http.flight import Flight, Streamed, Whole
-from actors.http.sse import Events, Pinger
+from actors.http.sse import Events
 from dgpp.serve.chat import parse_chat
 from dgpp.serve.completions import parse_completion
 from dgpp.serve.errors import ApiError
@@ -38,7 +38,7 @@ class Desk(Protocol):
     health: Health
 
     def admit(self) -> None:
-        """Raises ApiError when no request is taken now: starting, draining, failed."""
+        """Count a request. Raises ApiError when none is taken now: starting, draining, failed."""
 
     def launch(self, flight: Flight) -> None:
         """Send the request on its way. Raises ApiError `overloaded` when the door is full."""
@@ -129,15 +129,15 @@ class Routes:
         flight = Flight(generation, Streamed(generation, int(time.time())), request.loop)
         flight.stamped = request.headers.get(STAMPS) == "1"
         outcome = "disconnected"
-        pinger: Pinger | None = None
         events: Events | None = None
         try:
             self._desk.launch(flight)
             interval = generation.ping_interval
-            await flight.started(interval if interval > 0 else None)
-            events = await Events.begin(request)
+            speaking = await flight.started(interval if interval > 0 else None)
+            events = await Events.begin(request, interval)
+            if not speaking:
+                events.keep_alive()
             flight.attach(events.write)
-            pinger = Pinger(request.loop, interval, events.keep_alive)
             await flight.done()
             response = await events.end()
             outcome = "answered"
@@ -145,10 +145,10 @@ class Routes:
             outcome = error.code or "refused"
             raise
         finally:
-            if pinger is not None:
-                pinger.stop()
-            if events is not None and events.gave_up is not None:
-                outcome = f"given up: {events.gave_up}"
+            if events is not None:
+                events.close()
+                if events.gave_up is not None:
+                    outcome = f"given up: {events.gave_up}"
             self._desk.land(flight, outcome)
         return response
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from aiohttp import web
 
@@ -26,23 +25,31 @@ class Events:
     rest of sending a token.
     """
 
-    def __init__(self, response: web.StreamResponse, transport: asyncio.Transport) -> None:
+    def __init__(
+        self, response: web.StreamResponse, transport: asyncio.Transport, interval: int
+    ) -> None:
         self._response = response
         self._transport = transport
-        self._backlog_since: float | None = None
-        self._written = False
+        self._loop = asyncio.get_running_loop()
+        self._interval = interval
+        self._spoke = self._loop.time()
+        self._stalled_since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.gave_up: str | None = None
 
     @classmethod
-    async def begin(cls, request: web.BaseRequest) -> Events:
-        """Send the response head. Raises ConnectionResetError when the client is gone."""
+    async def begin(cls, request: web.BaseRequest, interval: int) -> Events:
+        """Send the response head; from then on a comment after `interval` seconds of silence
+        (-1: none). Raises ConnectionResetError when the client is gone."""
         response = web.StreamResponse(headers=_HEADERS)
         response.enable_chunked_encoding()
         await response.prepare(request)
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("client disconnected")
-        return cls(response, transport)
+        events = cls(response, transport, interval)
+        events._watch(interval if interval > 0 else STREAM_STALL_SECONDS)
+        return events
 
     @property
     def response(self) -> web.StreamResponse:
@@ -54,52 +61,47 @@ class Events:
         if transport.is_closing():
             return
         transport.write(b"%x\r\n%b\r\n" % (len(events), events))
-        self._written = True
+        self._spoke = self._loop.time()
         if transport.get_write_buffer_size() > STREAM_BUFFER_BYTES:
             self._give_up(f"over {STREAM_BUFFER_BYTES} bytes unread")
 
-    def keep_alive(self, now: float) -> None:
-        """Called each ping interval: comment on silence, and notice a client that stalls."""
-        if not self._written:
-            self.write(KEEP_ALIVE)
-        self._written = False
-        if self._transport.get_write_buffer_size() == 0:
-            self._backlog_since = None
-        elif self._backlog_since is None:
-            self._backlog_since = now
-        elif now - self._backlog_since > STREAM_STALL_SECONDS:
-            self._give_up(f"read nothing for {STREAM_STALL_SECONDS} seconds")
+    def keep_alive(self) -> None:
+        """Comment on the silence."""
+        self.write(KEEP_ALIVE)
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def end(self) -> web.StreamResponse:
         """Close the chunked body; the connection may serve its next request."""
         await self._response.write_eof()
         return self._response
 
+    def _watch(self, delay: float) -> None:
+        self._timer = self._loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self._check_reader(now)
+        if self._interval <= 0:
+            self._watch(STREAM_STALL_SECONDS)
+            return
+        silent = now - self._spoke
+        if silent >= self._interval:
+            self.keep_alive()
+            silent = 0.0
+        self._watch(self._interval - silent)
+
+    def _check_reader(self, now: float) -> None:
+        if self._transport.get_write_buffer_size() == 0:
+            self._stalled_since = None
+        elif self._stalled_since is None:
+            self._stalled_since = now
+        elif now - self._stalled_since > STREAM_STALL_SECONDS:
+            self._give_up(f"read nothing for {STREAM_STALL_SECONDS} seconds")
+
     def _give_up(self, why: str) -> None:
         self.gave_up = why
         self._transport.abort()
-
-
-class Pinger:
-    """Calls `ping` every `interval` seconds until stopped; -1 never calls."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, interval: int, ping: Callable[[float], None]
-    ) -> None:
-        self._loop = loop
-        self._interval = interval
-        self._ping = ping
-        self._timer: asyncio.TimerHandle | None = None
-        self._arm()
-
-    def _arm(self) -> None:
-        if self._interval > 0:
-            self._timer = self._loop.call_later(self._interval, self._fire)
-
-    def _fire(self) -> None:
-        self._ping(self._loop.time())
-        self._arm()
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
