@@ -90,7 +90,7 @@ def test_top_level_messages(document, message):
             "engine.default_chat_template_kwargs.a[0].b: given twice",
         ),
         (b"[1]", "the file: expected an object, got [1]"),
-        (b'{"model": "a",}', "line 1 column 15: not JSON: "),
+        (b'{"model": "a" 1}', "line 1 column 15: not JSON: "),
         (b'{"a": NaN}', "the file: not JSON: NaN is not JSON"),
         (b'{"a": "\xff"}', "byte 7: not UTF-8"),
         (b'{"a":' + b"[" * 100_000, "the file: nested deeper than 64 levels"),
