@@ -14,6 +14,7 @@ from actors.messages.sampler_engine import WantRow
 from actors.role import Role
 from dgpp.engine.base import Engine
 from dgpp.errors import ConfigError
+from dgpp.sample.candidates import Candidates
 from dgpp.sample.tables import TableWriter, allocate_tables
 from dgpp.sched.plan import Plan
 
@@ -32,8 +33,6 @@ class EngineActor(Role):
         self._engine: Engine | None = None
         self._pace_s = self.boot.settings.engine.step_ms / 1e3
         self._due = 0.0
-        self._prefill_ns = context.statistics.counter("prefill_ns")
-        self._decode_ns = context.statistics.counter("decode_ns")
 
     async def start(self) -> None:
         with self.context.loading(f"the {self.boot.backend} engine"):
@@ -53,17 +52,16 @@ class EngineActor(Role):
         return self._engine
 
     async def _run(self, plan: Plan) -> None:
-        began = self.context.clock_ns()
-        engine, tables = self._loaded, self._tables
-        tables.advance(plan)
-        await self.context.run_blocking(engine.forward, plan)
-        candidates = await self.context.run_blocking(engine.select, tables.tables)
+        self._tables.advance(plan)
+        candidates = await self.context.run_blocking(self._step, plan)
         if self._pace_s:
             await self._keep_pace()
         self.context.post(SAMPLER, Selected(plan.step), candidates.arrays())
-        # A step that reads prompts is named after them: its decode rows are the smaller part.
-        spent = self._prefill_ns if plan.prefills else self._decode_ns
-        spent.add(self.context.clock_ns() - began)
+
+    def _step(self, plan: Plan) -> Candidates:
+        engine = self._loaded
+        engine.forward(plan)
+        return engine.select(self._tables.tables)
 
     async def _keep_pace(self) -> None:
         """Let no step end sooner than `step_ms` after the one before."""

@@ -18,9 +18,6 @@ def _histograms(buckets: tuple[float, ...], *names: str) -> tuple[Metric, ...]:
     return tuple(Metric(name, "histogram", buckets) for name in names)
 
 
-ENGINE = _counters("prefill_ns", "decode_ns")
-SAMPLER = _counters("tokens", "fallback_rows")
-TOKENIZER = _counters("rejected", "prompt_tokens")
 SCHEDULER = (
     *_gauges("active", "prefilling", "queued", "blocks_in_use", "last_step_s"),
     *_counters(

@@ -49,6 +49,7 @@ class SchedulerReport:
         self._before = _Sums()
         self._latest: SchedulerStatistics | None = None
         self._said_idle = True
+        self._said_ns = 0
         self._gauges = {
             name: self._block.gauge(name)
             for name in ("active", "prefilling", "queued", "blocks_in_use", "last_step_s")
@@ -58,13 +59,14 @@ class SchedulerReport:
 
     def begin(self) -> None:
         """Serving starts: say every interval how it goes."""
+        self._said_ns = self._context.clock_ns()
         if self._interval_s > 0:
             self._context.call_later(self._interval_s, self._speak)
 
     def end(self, statistics: SchedulerStatistics) -> None:
         """Serving ends: the last interval, where there is something to say."""
         self._latest = statistics
-        self._say(self._interval_s)
+        self._say()
 
     def arrived(self, submits: Iterable[Submit]) -> None:
         now = self._context.clock_ns()
@@ -83,7 +85,6 @@ class SchedulerReport:
         now = self._context.clock_ns()
         spent = now - self._planned_ns
         tokens = sum(len(decided.tokens) for decided in verdict.slots)
-        self._latest = statistics
         self._add("steps")
         self._add("tokens", tokens)
         if plan.prefills:
@@ -98,16 +99,17 @@ class SchedulerReport:
         if plan.decodes:
             self._decoded(len(plan.decodes), spent, now)
             self._sums.decode_tokens += tokens - sum(c.last for c in plan.prefills)
-        self.levels(statistics, now)
+        self.levels(statistics)
+        self._gauges["last_step_s"].set(now / 1e9)
 
-    def levels(self, statistics: SchedulerStatistics, now_ns: int) -> None:
+    def levels(self, statistics: SchedulerStatistics) -> None:
         """Copy what stands now into the shared block."""
+        self._latest = statistics
         gauges = self._gauges
         gauges["active"].set(statistics.active)
         gauges["prefilling"].set(statistics.prefilling)
         gauges["queued"].set(statistics.queued)
         gauges["blocks_in_use"].set(statistics.blocks_in_use)
-        gauges["last_step_s"].set(now_ns / 1e9)
 
     def outcome(self, outcome: Outcome) -> None:
         match outcome:
@@ -190,14 +192,16 @@ class SchedulerReport:
         counter.add(amount)
 
     def _speak(self) -> None:
-        self._say(self._interval_s)
-        self.begin()
+        self._say()
+        self._context.call_later(self._interval_s, self._speak)
 
-    def _say(self, seconds: float) -> None:
+    def _say(self) -> None:
         """The statistics line; after a busy stretch one idle line, then silence."""
         statistics = self._latest
-        if statistics is None or seconds <= 0:
+        if statistics is None or self._interval_s <= 0:
             return
+        said, self._said_ns = self._said_ns, self._context.clock_ns()
+        seconds = (self._said_ns - said) / 1e9
         now, before = self._sums, self._before
         self._before = msgspec.structs.replace(now)
         interval = Interval(

@@ -31,8 +31,6 @@ class SamplerActor(Role):
         self._plan: Plan | None = None
         self._candidates: tuple[Candidates, Arrays] | None = None
         self._rows: dict[int, npt.NDArray[np.float32] | None] = {}
-        self._tokens = context.statistics.counter("tokens")
-        self._fallbacks = context.statistics.counter("fallback_rows")
 
     def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
         match message:
@@ -62,7 +60,6 @@ class SamplerActor(Role):
     def _proceed(self, result: Sampled | NeedRows) -> None:
         if isinstance(result, NeedRows):
             self._rows = dict.fromkeys(result.rows)
-            self._fallbacks.add(len(result.rows))
             for row in result.rows:
                 self.context.post(ENGINE, WantRow(result.step, row))
             return
@@ -71,7 +68,6 @@ class SamplerActor(Role):
         self._plan, self._candidates = None, None
         if result.steps:
             items = tuple(Tokens(*step) for step in result.steps)
-            self._tokens.add(sum(len(step.tokens) for step in result.steps))
             # Readers first: the client waits for them, the next step for the scheduler.
             self.context.post(TOKENIZER, Committed(items, self.context.clock_ns()))
         self.context.post(SCHEDULER, result.verdict)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from msgspec.structs import replace
+
 from actors.channel import Arrays
 from actors.context import Context
 from actors.messages.http_scheduler import Cancel
@@ -14,6 +16,7 @@ from actors.reporting import SchedulerReport
 from actors.role import Role
 from dgpp.sched import outcomes
 from dgpp.sched.admission import request_of
+from dgpp.sched.plan import Plan
 from dgpp.sched.request import Record, Submit
 from dgpp.sched.scheduler import Scheduler
 from dgpp.sched.verdict import Verdict
@@ -79,9 +82,10 @@ class SchedulerActor(Role):
         if message.id in self._early_cancels:
             del self._early_cancels[message.id]
             return
-        self._choices[message.id] = [submit.id for submit in message.submits]
-        self._submits.extend(message.submits)
-        self._report.arrived(message.submits)
+        submits = message.submits()
+        self._choices[message.id] = [submit.id for submit in submits]
+        self._submits.extend(submits)
+        self._report.arrived(submits)
         if self._gather_s and self._scheduler.idle and self._scheduler.outstanding is None:
             if self._gathering is None:
                 self._gathering = self.context.call_later(self._gather_s, self._gathered)
@@ -118,10 +122,11 @@ class SchedulerActor(Role):
             if request in self._choices:
                 self.context.post(HTTP, Queued(request))
         self._tell(step.outcomes)
+        self._report.levels(scheduler.statistics())
         if step.plan is not None:
             self._report.planned(step.plan)
             # The sampler first: it takes in newcomers while the engine computes.
-            self.context.post(SAMPLER, step.plan)
+            self.context.post(SAMPLER, without_prompts(step.plan))
             self.context.post(ENGINE, step.plan)
 
     def _tell(self, news: list[outcomes.Outcome]) -> None:
@@ -146,3 +151,11 @@ class SchedulerActor(Role):
             return False
         del self._choices[request]
         return True
+
+
+def without_prompts(plan: Plan) -> Plan:
+    """The plan as the sampler needs it: prompts may have megabytes, and it never reads one."""
+    if not plan.opens:
+        return plan
+    opens = (replace(o, request=replace(o.request, prompt=b"")) for o in plan.opens)
+    return replace(plan, opens=tuple(opens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -24,6 +25,8 @@ from dgpp.text.output import OutputStream
 HTTP = "tokenizer>http"
 SCHEDULER = "tokenizer>scheduler"
 
+_log = logging.getLogger("dgpp.tokenizer")
+
 INGRESS_THREADS = 2
 """Rendering and encoding run here: one long prompt must not hold up any stream."""
 
@@ -40,8 +43,6 @@ class TokenizerActor(Role):
         self._threads = ThreadPoolExecutor(INGRESS_THREADS, thread_name_prefix="ingress")
         self._preparing: set[str] = set()
         self._outputs: dict[str, OutputStream] = {}
-        self._rejected = context.statistics.counter("rejected")
-        self._prompt_tokens = context.statistics.counter("prompt_tokens")
 
     async def start(self) -> None:
         with self.context.loading("the tokenizer"):
@@ -76,6 +77,10 @@ class TokenizerActor(Role):
         except ApiError as error:
             self._reject(request.id, error)
             return
+        except Exception:  # noqa: BLE001 - one client's input must not end the world
+            _log.exception("request %s could not be prepared", request.id)
+            self._reject(request.id, ApiError(500, "Internal error"))
+            return
         if request.id in self._preparing:
             self._preparing.remove(request.id)
             self._submit(message, prepared)
@@ -87,13 +92,11 @@ class TokenizerActor(Role):
             self._outputs[submit.id] = OutputStream(
                 self._codec.tokenizer.bytes, request.id, choice, request.stop
             )
-        self._prompt_tokens.add(prepared.prompt_tokens)
-        self.context.post(SCHEDULER, Arrive(request.id, prepared.submits))
+        self.context.post(SCHEDULER, Arrive.of(request.id, prepared.submits, prepared.prompts))
         self.context.post(HTTP, Prepared(request.id, prepared.prompt_tokens))
 
     def _reject(self, request: str, error: ApiError) -> None:
         self._preparing.discard(request)
-        self._rejected.add()
         self.context.post(
             HTTP, Rejected(request, error.status, error.message, error.param, error.code)
         )

@@ -15,7 +15,7 @@ from actors.errors import TopologyError
 from actors.statistics import Metric
 
 FRAME_HEADER_BYTES = 8
-MAX_MESSAGE_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 256 << 20
 RING_BYTES_MIN = 256
 
 

@@ -11,7 +11,7 @@ from actors.messages.sampler_tokenizer import Committed
 from actors.messages.scheduler_http import FromScheduler
 from actors.messages.tokenizer_http import FromTokenizer
 from actors.messages.tokenizer_scheduler import ToScheduler
-from actors.metrics import ENGINE, HTTP, SAMPLER, SCHEDULER, TOKENIZER
+from actors.metrics import HTTP, SCHEDULER
 from actors.topology import ChannelSpec, RoleSpec, Topology
 from dgpp.engine.base import EngineLimits
 from dgpp.sched.plan import Plan
@@ -43,12 +43,11 @@ def _roles(boot: Boot) -> tuple[RoleSpec, ...]:
         role(
             "engine",
             "actors.engine:EngineActor",
-            statistics=ENGINE,
             environment=engine_environment,
         ),
-        role("sampler", "actors.sampler:SamplerActor", statistics=SAMPLER),
+        role("sampler", "actors.sampler:SamplerActor"),
         role("scheduler", "actors.scheduler:SchedulerActor", statistics=SCHEDULER),
-        role("tokenizer", "actors.tokenizer:TokenizerActor", statistics=TOKENIZER),
+        role("tokenizer", "actors.tokenizer:TokenizerActor"),
         role("http", "actors.http.actor:HttpActor", statistics=HTTP, faces_clients=True),
     )
 

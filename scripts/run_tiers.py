@@ -85,6 +85,8 @@ def main() -> int:
     tests = ROOT / "tests"
     counts, good = Counts(), True
     tiers = [tier for tier in BUDGET_S if any((tests / tier).rglob("test_*.py"))]
+    for tier in [tier for tier in BUDGET_S if tier not in tiers]:
+        print(f"--- {tier}: no tests", flush=True)
     for tier in tiers:
         marker = "not long and not bench"
         good &= run(tier, [f"tests/{tier}"], marker, BUDGET_S[tier], counts)

@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.channel import Arrays
 from actors.context import Context
-from actors.http.connection import Door
+from actors.http.connection import Listener
 from actors.http.flight import Flight, Flights
 from actors.http.routes import Routes
 from actors.http.snapshot import snapshot
@@ -20,8 +20,9 @@ from actors.messages.tokenizer_http import Deltas, Prepared, Rejected
 from actors.role import Role
 from dgpp.errors import ConfigError
 from dgpp.log import log_event
-from dgpp.serve.errors import ApiError, engine_failed, overloaded, shutting_down
+from dgpp.serve.errors import ApiError, engine_failed, invalid, overloaded, shutting_down
 from dgpp.serve.health import Health, State
+from dgpp.serve.limits import TEXT_BODY_BYTES
 from dgpp.serve.metrics import MetricsSnapshot
 
 TOKENIZER = "http>tokenizer"
@@ -41,17 +42,20 @@ class HttpActor(Role):
         super().__init__(context)
         settings = self.boot.settings
         self.model = self.boot.served
-        self.max_body_bytes = settings.http.max_body_bytes
+        self.max_body_bytes = min(settings.http.max_body_bytes, TEXT_BODY_BYTES)
         self.health = Health(self.model.id)
         self._flights = Flights()
         self._door_limit = settings.engine.queue_limit + settings.engine.max_concurrency
         self._routes = Routes(self)
-        self._door: Door | None = None
+        self._listener: Listener | None = None
         self._server: asyncio.Server | None = None
         block = context.statistics
         self._count = {
             name: block.counter(name)
-            for name in ("requests", "shed", "cancelled", "failed", "rejected")
+            for name in (
+                *("requests", "shed", "cancelled", "failed", "rejected"),
+                "connections_refused",
+            )
         }
         self._at_door = block.gauge("at_door")
         self._in_flight = block.gauge("in_flight")
@@ -62,11 +66,15 @@ class HttpActor(Role):
     async def start(self) -> None:
         """Listen at once, so that a port in use is known before anything is loaded."""
         http = self.boot.settings.http
-        door = Door(self._routes.handle, max_connections=self.boot.settings.engine.max_connections)
-        self._door = door
+        listener = Listener(
+            self._routes.handle,
+            max_connections=self.boot.settings.engine.max_connections,
+            refused=self._count["connections_refused"].add,
+        )
+        self._listener = listener
         try:
             self._server = await self.context.loop.create_server(
-                door, http.bind_host, http.port, backlog=BACKLOG
+                listener, http.bind_host, http.port, backlog=BACKLOG
             )
         except OSError as error:
             where = f"{http.bind_host}:{http.port}"
@@ -88,6 +96,7 @@ class HttpActor(Role):
                     self._at_door.set(self._flights.at_door())
             case Rejected():
                 if flight := self._flights.get(message.id):
+                    flight.over = True
                     flight.refuse(
                         ApiError(
                             message.status, message.message, param=message.param, code=message.code
@@ -114,8 +123,8 @@ class HttpActor(Role):
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        if self._door is not None:
-            await self._door.shutdown(1.0)
+        if self._listener is not None:
+            await self._listener.shutdown(1.0)
 
     def admit(self) -> None:
         self._count["requests"].add()
@@ -124,8 +133,12 @@ class HttpActor(Role):
     def launch(self, flight: Flight) -> None:
         # The doors may have closed while the body came in.
         self._check_open()
-        waiting = self._flights.at_door() + flight.request.choices
-        if waiting > self._door_limit and waiting > flight.request.choices:
+        choices = flight.request.choices
+        if choices > self._door_limit:
+            message = f"{choices} choices are more than queue_limit + max_concurrency"
+            raise invalid(f"{message} = {self._door_limit} at once", "n")
+        waiting = self._flights.at_door() + choices
+        if waiting > self._door_limit:
             self._count["shed"].add()
             raise overloaded(f"{waiting} requests wait at the door, it holds {self._door_limit}")
         self._flights.add(flight)
@@ -133,7 +146,8 @@ class HttpActor(Role):
         self._at_door.set(waiting)
         request = flight.request
         if request.ignored:
-            log_event(_log, "unknown fields ignored", id=request.id, fields=list(request.ignored))
+            # Their names are the client's own words, which no log repeats.
+            log_event(_log, "unknown fields ignored", id=request.id, count=request.ignored)
         seed = request.seed
         if seed is None:
             seed = self.boot.settings.sampling.seed
@@ -159,7 +173,8 @@ class HttpActor(Role):
             self._count["cancelled"].add()
             log_event(_log, "client gone", id=request.id, why=outcome)
         self.context.post(TOKENIZER, Forget(request.id))
-        self.context.post(SCHEDULER, Cancel(request.id))
+        if not flight.over:
+            self.context.post(SCHEDULER, Cancel(request.id))
 
     def rejected(self) -> None:
         self._count["rejected"].add()
@@ -185,6 +200,7 @@ class HttpActor(Role):
         flight = self._flights.get(message.id)
         if flight is None:
             return
+        flight.over = True
         if message.code == "overloaded":
             self._count["shed"].add()
             flight.refuse(overloaded(message.message))

@@ -13,8 +13,9 @@ from dgpp.serve.limits import BODY_BYTES_PER_SECOND, BODY_SECONDS, HEAD_BYTES
 async def read_body(request: web.BaseRequest, limit: int) -> bytes:
     """The whole body of `request`.
 
-    Raises ApiError 411 without Content-Length, 501 for a chunked body, 413 over `limit` bytes
-    (decided from Content-Length, before anything is read), 408 when it arrives too slowly.
+    Raises ApiError 411 without Content-Length, 501 for a chunked body, 415 for a compressed one,
+    413 over `limit` bytes (decided from Content-Length, before anything is read), 408 when it
+    arrives too slowly.
     """
     size = declared_length(request)
     if size > limit:
@@ -31,7 +32,11 @@ async def read_body(request: web.BaseRequest, limit: int) -> bytes:
 
 
 def declared_length(request: web.BaseRequest) -> int:
-    """Content-Length. Raises ApiError 501 for Transfer-Encoding, 411 where it is missing."""
+    """Content-Length. Raises ApiError 415 for a Content-Encoding, 501 for a Transfer-Encoding, 411
+    where it is missing."""
+    coding = request.headers.get("Content-Encoding", "identity")
+    if coding.lower() != "identity":
+        raise ApiError(415, f"Content-Encoding {coding!r} is not served: send the body as it is")
     if "Transfer-Encoding" in request.headers:
         raise ApiError(501, "Transfer-Encoding is not implemented: send Content-Length")
     if request.content_length is None:

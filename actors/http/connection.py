@@ -8,6 +8,7 @@ that a slow or greedy client costs one timer and 16 KiB.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -20,17 +21,17 @@ from dgpp.serve.limits import HEAD_BYTES, HEAD_SECONDS, IDLE_SECONDS
 class Connection(web.RequestHandler):
     """aiohttp's request handler with a bound on connections, head bytes and head time."""
 
-    def __init__(self, manager: Door, **kwargs: Any) -> None:
+    def __init__(self, manager: Listener, **kwargs: Any) -> None:
         super().__init__(manager, **kwargs)
-        self._door = manager
+        self._listener = manager
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if len(self._door.connections) > self._door.max_connections:
-            self._door.refused += 1
-            limit = f"max_connections is {self._door.max_connections}"
+        if len(self._listener.connections) > self._listener.max_connections:
+            self._listener.refused()
+            limit = f"max_connections is {self._listener.max_connections}"
             self._answer_and_close(overloaded(f"Too many connections: {limit}"))
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -95,13 +96,13 @@ class Connection(web.RequestHandler):
         self.force_close()
 
 
-class Door(web.Server):
-    """aiohttp's server, handing out `Connection`s. `refused` counts those over the limit."""
+class Listener(web.Server):
+    """aiohttp's server, handing out `Connection`s; `refused` is told of those over the limit."""
 
-    def __init__(self, handler: Any, *, max_connections: int) -> None:
+    def __init__(self, handler: Any, *, max_connections: int, refused: Callable[[], None]) -> None:
         super().__init__(handler, handler_cancellation=True)
         self.max_connections = max_connections
-        self.refused = 0
+        self.refused = refused
 
     def __call__(self) -> Connection:
         return Connection(
@@ -111,6 +112,8 @@ class Door(web.Server):
             max_line_size=HEAD_BYTES,
             max_field_size=HEAD_BYTES,
             access_log=None,
+            # A small body may unpack to gigabytes: bodies are read as they come or refused.
+            auto_decompress=False,
             lingering_time=2.0,
         )
 

@@ -60,7 +60,11 @@ class Whole:
 
 
 class Flight:
-    """One request. Deltas are kept until its stream is open, then written as they come."""
+    """One request. Deltas are kept until its stream is open, then written as they come.
+
+    `at_door`: the scheduler has not acknowledged it. `over`: tokenizer or scheduler ended it, so
+    that there is nothing to cancel there.
+    """
 
     def __init__(
         self, request: GenerationRequest, responder: Responder, loop: asyncio.AbstractEventLoop
@@ -68,6 +72,7 @@ class Flight:
         self.request = request
         self.responder = responder
         self.at_door = True
+        self.over = False
         self.began = loop.time()
         self.first_delta: float | None = None
         self.stamped = False

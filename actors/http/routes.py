@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ from dgpp.serve.chat import parse_chat
 from dgpp.serve.completions import parse_completion
 from dgpp.serve.errors import ApiError
 from dgpp.serve.health import Health
+from dgpp.serve.limits import INLINE_BODY_BYTES
 from dgpp.serve.metrics import MetricsSnapshot
 from dgpp.serve.models import find_model, model_list
 from dgpp.serve.prometheus import CONTENT_TYPE, prometheus_text
@@ -102,7 +104,10 @@ class Routes:
         self._desk.admit()
         body = await read_body(request, self._desk.max_body_bytes)
         name = response_id(kind, secrets.randbits(64))
-        generation = _PARSERS[kind](body, name, self._desk.model)
+        if len(body) > INLINE_BODY_BYTES:
+            generation = await asyncio.to_thread(_PARSERS[kind], body, name, self._desk.model)
+        else:
+            generation = _PARSERS[kind](body, name, self._desk.model)
         answer = self._stream if generation.stream else self._whole
         return await answer(request, generation)
 
@@ -180,6 +185,6 @@ def error_response(error: ApiError) -> web.Response:
     response = web.Response(status=error.status, body=error.json(), content_type=JSON)
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
-    if error.status in (408, 411, 413, 431, 501):
+    if error.status in (408, 411, 413, 415, 431, 501):
         response.force_close()
     return response

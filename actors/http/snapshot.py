@@ -108,6 +108,7 @@ def _service(boot: Boot, scheduler: Reader, http: Reader, *, failed: bool) -> Se
         ),
         tokens_out=scheduler.count("tokens"),
         rejects_bad=http.count("rejected"),
+        connections_refused=http.count("connections_refused"),
     )
 
 

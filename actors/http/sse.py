@@ -9,6 +9,8 @@ from aiohttp import web
 from dgpp.serve.limits import STREAM_BUFFER_BYTES, STREAM_STALL_SECONDS
 from dgpp.serve.sse import KEEP_ALIVE
 
+STALL_CHECK_S = STREAM_STALL_SECONDS / 6
+
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -19,8 +21,8 @@ _HEADERS = {
 class Events:
     """Writes events without waiting: the kernel's buffer and a bounded one of ours take them.
 
-    A client that does not read is given up (`gave_up` says why) when that buffer is over its
-    limit or has not moved for `STREAM_STALL_SECONDS`; others never wait for it. Events go to the
+    A client that does not read is given up (`gave_up` says why) when that buffer is over its limit
+    or has not moved for `STREAM_STALL_SECONDS`; others never wait for it. Events go to the
     transport directly, in chunks framed here: a coroutine for each would cost as much as all the
     rest of sending a token.
     """
@@ -33,8 +35,10 @@ class Events:
         self._loop = asyncio.get_running_loop()
         self._interval = interval
         self._spoke = self._loop.time()
-        self._stalled_since: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._sent = 0
+        self._drained = 0
+        self._moved = self._spoke
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         self.gave_up: str | None = None
 
     @classmethod
@@ -48,19 +52,23 @@ class Events:
         if transport is None:
             raise ConnectionResetError("client disconnected")
         events = cls(response, transport, interval)
-        events._watch(interval if interval > 0 else STREAM_STALL_SECONDS)
+        events.watch()
         return events
 
-    @property
-    def response(self) -> web.StreamResponse:
-        return self._response
+    def watch(self) -> None:
+        """Start the two timers: of the keep-alive and of the stall check."""
+        if self._interval > 0:
+            self._timers["ping"] = self._loop.call_later(self._interval, self._ping)
+        self._timers["stall"] = self._loop.call_later(STALL_CHECK_S, self._check_reader)
 
     def write(self, events: bytes) -> None:
         """Send whole events. After the client is gone or given up this does nothing."""
         transport = self._transport
         if transport.is_closing():
             return
-        transport.write(b"%x\r\n%b\r\n" % (len(events), events))
+        chunk = b"%x\r\n%b\r\n" % (len(events), events)
+        transport.write(chunk)
+        self._sent += len(chunk)
         self._spoke = self._loop.time()
         if transport.get_write_buffer_size() > STREAM_BUFFER_BYTES:
             self._give_up(f"over {STREAM_BUFFER_BYTES} bytes unread")
@@ -71,36 +79,31 @@ class Events:
 
     def close(self) -> None:
         """Watch no longer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
 
     async def end(self) -> web.StreamResponse:
         """Close the chunked body; the connection may serve its next request."""
         await self._response.write_eof()
         return self._response
 
-    def _watch(self, delay: float) -> None:
-        self._timer = self._loop.call_later(delay, self._tick)
-
-    def _tick(self) -> None:
-        now = self._loop.time()
-        self._check_reader(now)
-        if self._interval <= 0:
-            self._watch(STREAM_STALL_SECONDS)
-            return
-        silent = now - self._spoke
+    def _ping(self) -> None:
+        silent = self._loop.time() - self._spoke
         if silent >= self._interval:
             self.keep_alive()
             silent = 0.0
-        self._watch(self._interval - silent)
+        self._timers["ping"] = self._loop.call_later(self._interval - silent, self._ping)
 
-    def _check_reader(self, now: float) -> None:
-        if self._transport.get_write_buffer_size() == 0:
-            self._stalled_since = None
-        elif self._stalled_since is None:
-            self._stalled_since = now
-        elif now - self._stalled_since > STREAM_STALL_SECONDS:
+    def _check_reader(self) -> None:
+        now = self._loop.time()
+        waiting = self._transport.get_write_buffer_size()
+        if waiting == 0 or self._sent - waiting > self._drained:
+            self._moved = now
+        self._drained = self._sent - waiting
+        if now - self._moved >= STREAM_STALL_SECONDS:
             self._give_up(f"read nothing for {STREAM_STALL_SECONDS} seconds")
+        else:
+            self._timers["stall"] = self._loop.call_later(STALL_CHECK_S, self._check_reader)
 
     def _give_up(self, why: str) -> None:
         self.gave_up = why

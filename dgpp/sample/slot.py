@@ -71,8 +71,9 @@ class SlotSampler:
             if token != drafts[row] or token in stop_ids:
                 break
         kept, finish = commit(tokens, self.produced, submit.max_tokens, stop_ids)
-        if barren and finish is Finish.NONE:
-            # The mask allows no continuation: what it constrains is complete.
+        if barren and not kept:
+            # The mask allows no continuation: what it constrains is complete. After tokens of this
+            # step the next one will say so, since EOS marks the last token as the end token.
             finish = Finish.EOS
         self.produced += len(kept)
         if not self._greedy:

@@ -24,7 +24,8 @@ class TableWriter:
     """Keeps `tables` true to the choices that hold the slots.
 
     Every token of a choice passes through the plans, the prompt with its opening and each
-    committed token when it is fed, so an engine needs to be told nothing else.
+    committed token when it is fed, so an engine needs to be told nothing else. An engine that
+    feeds drafts counts those itself: plans name the last token of a step only.
 
     Rows of choices without penalties or bias are cleared only where a former holder wrote them.
     """

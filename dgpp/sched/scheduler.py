@@ -37,6 +37,9 @@ from dgpp.sched.waiting import WaitingQueue
 
 PRIORITIES = range(-100, 101)
 
+OPENED_PROMPT_BYTES = 16 << 20
+"""A plan that opens prompts of this much opens no more: plans are messages of a bounded size."""
+
 
 class Step(NamedTuple):
     """What a tick decided: the plan (None where there is nothing to do) and what to tell whom."""
@@ -290,7 +293,8 @@ class Scheduler:
 
     def _admit(self, outcomes: list[Outcome]) -> tuple[Open, ...]:
         opens: list[Open] = []
-        while self._may_admit and self._slots.free:
+        prompt_bytes = 0
+        while self._may_admit and self._slots.free and prompt_bytes < OPENED_PROMPT_BYTES:
             choice = self._waiting.pick(self._pool.free)
             if choice is None:
                 self._may_admit = False
@@ -301,6 +305,7 @@ class Scheduler:
             choice.phase = Phase.PREFILLING
             self._reading.append(choice)
             self._admitted += 1
+            prompt_bytes += len(choice.submit.prompt)
             opens.append(Open(choice.slot, choice.submit, choice.blocks, 0, choice.arrival))
             outcomes.append(
                 Admitted(choice.submit.id, choice.slot, choice.prompt_tokens, 0, choice.need)

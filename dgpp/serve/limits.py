@@ -13,8 +13,11 @@ JSON_VALUES = 2_000_000
 
 JSON_STRINGS = 500_000
 
-BODY_BYTES = 32 << 20
-"""Default of `http.max_body_bytes`."""
+TEXT_BODY_BYTES = 32 << 20
+"""A JSON body, whatever larger bodies `http.max_body_bytes` would allow."""
+
+INLINE_BODY_BYTES = 128 << 10
+"""Larger bodies are parsed off the event loop."""
 
 MESSAGES = 8192
 CONTENT_PARTS = 4096

@@ -86,6 +86,7 @@ class ServiceMetrics(msgspec.Struct):
     tokens_out: int = 0
     rejects_bad: int = 0
     tool_calls_out: int = 0
+    connections_refused: int = 0
 
 
 class PrefixCacheMetrics(msgspec.Struct):

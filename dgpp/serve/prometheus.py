@@ -86,7 +86,7 @@ _CACHE = (
 _COUNTERS: list[tuple[str, Value]] = [
     ("requests", attrgetter("service.requests_total")),
     *_of("service", "requests_shed", "requests_shed_pool", "requests_cancelled"),
-    *_of("service", "requests_failed", "reservations_grown"),
+    *_of("service", "requests_failed", "reservations_grown", "connections_refused"),
     ("requests_rejected", attrgetter("service.rejects_bad")),
     ("tool_calls", attrgetter("service.tool_calls_out")),
     *_of("scheduler", "prompt_tokens", "prompt_tokens_computed", "prompts_prefilled"),

@@ -20,7 +20,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `dgpp.sched.request.pack_ids` does), never both.
     `max_tokens` None means the server's default, cut to the room the prompt leaves. `n` is the
     choices per prompt; choice `p * n + k` is the k-th of prompt p. `seed` None means a random
-    one. `ping_interval` is in seconds, -1 for no keep-alive comments. `ignored` names the
+    one. `ping_interval` is in seconds, -1 for no keep-alive comments. `ignored` counts the
     unknown fields the client sent, for a log line.
     """
 
@@ -45,7 +45,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
-    ignored: tuple[str, ...] = ()
+    ignored: int = 0
 
     @property
     def choices(self) -> int:

@@ -10,14 +10,19 @@ from dgpp.serve.errors import invalid, prompt_refused
 from dgpp.serve.request import GenerationRequest, choice_seed
 from dgpp.serve.served import ServedModel
 from dgpp.text.codec import TextCodec
-from dgpp.text.errors import TemplateError, TokenRangeError
+from dgpp.text.errors import PromptTooLongError, TemplateError, TokenRangeError
 
 
 class Submission(NamedTuple):
-    """The choices of one request, `<id>-<k>` in order, and its prompt tokens in all."""
+    """The choices of one request, `<id>-<k>` in order, as many for each of its packed prompts."""
 
     submits: tuple[Submit, ...]
-    prompt_tokens: int
+    prompts: tuple[bytes, ...]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts, each counted once."""
+        return sum(map(len, self.prompts)) // 4
 
 
 def submission(
@@ -26,15 +31,14 @@ def submission(
     """What the scheduler is asked for. `now` is in Unix seconds, for templates that tell the date.
 
     Raises a 400 ApiError where the template refuses the conversation, an id is no token, or a
-    prompt leaves no room for its answer.
+    prompt leaves no room for its answer. The choices of a prompt share its bytes.
     """
     stops = () if request.ignore_eos or model.no_eos else tuple(sorted(codec.stop_ids))
     param = "messages" if request.kind == "chat" else "prompt"
     submits: list[Submit] = []
-    total = 0
-    for prompt in _prompts(request, codec, now):
+    prompts = _prompts(request, codec, model, now)
+    for prompt in prompts:
         tokens = len(prompt) // 4
-        total += tokens
         max_tokens = token_budget(tokens, request.max_tokens, model, param)
         for _ in range(request.n):
             choice = len(submits)
@@ -49,16 +53,24 @@ def submission(
                     priority=request.priority,
                 )
             )
-    return Submission(tuple(submits), total)
+    return Submission(tuple(submits), tuple(prompts))
 
 
-def _prompts(request: GenerationRequest, codec: TextCodec, now: float) -> list[bytes]:
-    if request.kind == "chat":
-        try:
-            return [pack_ids(codec.chat(request.messages, request.template_kwargs, now=now))]
-        except TemplateError as error:
-            raise prompt_refused(error, "messages") from error
-    texts = [pack_ids(codec.prompt(text)) for text in request.prompts]
+def _prompts(
+    request: GenerationRequest, codec: TextCodec, model: ServedModel, now: float
+) -> list[bytes]:
+    most = model.request_limit
+    try:
+        if request.kind == "chat":
+            kwargs = request.template_kwargs
+            return [pack_ids(codec.chat(request.messages, kwargs, now=now, most=most))]
+        texts = [pack_ids(codec.prompt(text, most=most)) for text in request.prompts]
+    except TemplateError as error:
+        raise prompt_refused(error, "messages") from error
+    except PromptTooLongError as error:
+        param = "messages" if request.kind == "chat" else "prompt"
+        message = f"{error}, the limit is {most} with the answer"
+        raise invalid(message, param, "context_length_exceeded") from error
     for packed in request.prompt_ids:
         try:
             codec.tokenizer.check(unpack_ids(packed).tolist())

@@ -37,12 +37,13 @@ class TextCodec:
         variables: Mapping[str, bool | str] | None = None,
         *,
         now: float = 0.0,
+        most: int | None = None,
     ) -> list[int]:
         """Ids of the rendered conversation; text of the client's never becomes a control token.
 
         An answer's content is the exception for tokens that are not special, such as `</think>`:
         the model wrote it as such, and the history must read as it was written.
-        Raises TemplateError.
+        Raises TemplateError, and PromptTooLongError where the ids are more than `most`.
         """
         if self.template is None:
             raise TemplateError("this model has no chat template")
@@ -57,11 +58,14 @@ class TextCodec:
             {**self.tokenizer.named, **_switches(variables or {})},
             now=now,
         )
-        return self.tokenizer.encode_rendered(rendered, sentinel)
+        return self.tokenizer.encode_rendered(rendered, sentinel, most)
 
-    def prompt(self, text: str) -> list[int]:
-        """Ids of a raw prompt; the texts of control tokens in it stay text."""
-        return self.tokenizer.encode(text)
+    def prompt(self, text: str, *, most: int | None = None) -> list[int]:
+        """Ids of a raw prompt; the texts of control tokens in it stay text.
+
+        Raises PromptTooLongError where they are more than `most`.
+        """
+        return self.tokenizer.encode(text, most=most)
 
     def _end_of_turn(self) -> frozenset[int]:
         """What the template puts behind an answer: the first special token there."""

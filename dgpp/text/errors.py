@@ -15,3 +15,11 @@ class TemplateError(DgppError):
 
 class TokenRangeError(DgppError):
     """A token id lies outside the model's vocabulary."""
+
+
+class PromptTooLongError(DgppError):
+    """A prompt has more tokens than it may; `tokens` is how many, or a lower bound."""
+
+    def __init__(self, message: str, tokens: int) -> None:
+        super().__init__(message)
+        self.tokens = tokens

@@ -73,7 +73,7 @@ class ChatTemplate:
         default with the limits of `dgpp.text.metered`. Raises TemplateError.
         """
         meter = meter or Meter()
-        given = {"messages": messages, "add_generation_prompt": True, **variables}
+        given = {**variables, "messages": messages, "add_generation_prompt": True}
         given |= {METER: meter, "strftime_now": _clock(now)}
         parts: list[str] = []
         try:

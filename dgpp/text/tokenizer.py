@@ -11,7 +11,7 @@ import orjson
 import tokenizers
 
 from dgpp.text.bytelevel import TokenBytes
-from dgpp.text.errors import TokenizerError, TokenRangeError
+from dgpp.text.errors import PromptTooLongError, TokenizerError, TokenRangeError
 from dgpp.text.guard import ControlGuard
 
 
@@ -38,6 +38,9 @@ class Tokenizer:
         self.named: dict[str, str] = {}
         self._plain = _plain_encoder(spec, self.controls)
         self._texts = {number: text for text, number in self.controls.items()}
+        # Characters that one token stands for at most; a normaliser may join four into one.
+        joined = 4 if spec.get("normalizer") else 1
+        self._widest = joined * max(map(len, [*spec["model"]["vocab"], *self.controls]), default=1)
         highest = max([*spec["model"]["vocab"].values(), *self._texts], default=-1)
         self.vocab_size = highest + 1 if vocab_size is None else vocab_size
         if highest >= self.vocab_size:
@@ -76,22 +79,44 @@ class Tokenizer:
         tokenizer.check(tokenizer.stop_ids)
         return tokenizer
 
-    def encode(self, text: str, *, controls: bool = False) -> list[int]:
-        """Ids of `text`; the texts of control tokens in it are only read as such if asked."""
-        return self.encode_rendered(text, None) if controls else self._encode_plain(text)
+    def encode(self, text: str, *, controls: bool = False, most: int | None = None) -> list[int]:
+        """Ids of `text`; the texts of control tokens in it are only read as such if asked.
 
-    def encode_rendered(self, rendered: str, sentinel: str | None) -> list[int]:
-        """Ids of a rendered prompt, in which `sentinel` marks client text (`ControlGuard`)."""
+        Raises PromptTooLongError where they are more than `most`.
+        """
+        return self._encode(self.guard.split(text, None) if controls else [text], len(text), most)
+
+    def encode_rendered(
+        self, rendered: str, sentinel: str | None, most: int | None = None
+    ) -> list[int]:
+        """Ids of a rendered prompt, in which `sentinel` marks client text (`ControlGuard`).
+
+        Raises PromptTooLongError where they are more than `most`.
+        """
+        size = len(rendered) - (rendered.count(sentinel) if sentinel else 0)
+        return self._encode(self.guard.split(rendered, sentinel), size, most)
+
+    def _encode(self, pieces: Iterable[str | int], size: int, most: int | None) -> list[int]:
+        """Ids of `pieces`, `size` characters in all, in one call that lets other threads run.
+
+        A text that must be too long is refused before it is encoded, and one that turns out so
+        before its ids become Python numbers: both would take seconds for what a client can send.
+        """
+        if most is not None and (least := size // self._widest) > most:
+            raise PromptTooLongError(f"The prompt has at least {least} tokens", least)
+        parts = list(pieces)
+        texts = [part for part in parts if isinstance(part, str)]
+        encoded = self._plain.encode_batch_fast(texts, add_special_tokens=False)
+        total = len(parts) - len(texts) + sum(map(len, encoded))
+        if most is not None and total > most:
+            raise PromptTooLongError(f"The prompt has {total} tokens", total)
+        encodings = iter(encoded)
         ids: list[int] = []
-        for piece in self.guard.split(rendered, sentinel):
-            if isinstance(piece, int):
-                ids.append(piece)
+        for part in parts:
+            if isinstance(part, int):
+                ids.append(part)
             else:
-                ids.extend(self._encode_plain(piece))
-        return ids
-
-    def _encode_plain(self, text: str) -> list[int]:
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+                ids.extend(next(encodings).ids)
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import json
 import random
@@ -164,17 +165,66 @@ def test_a_hundred_connections_get_an_answer_or_a_503(server):
     assert_serves(server)
 
 
-def test_a_reader_that_stops_reading_is_given_up_alone(server):
-    body = json.dumps(
-        chat(server, stream=True, max_tokens=8000, n=4, logprobs=True, top_logprobs=20)
-    )
+def test_a_reader_that_stops_reading_is_given_up_alone(serve):
+    server = serve(kv_capacity=65536)
+    wordy = chat(server, stream=True, max_tokens=8000, n=6, logprobs=True, top_logprobs=20)
+    body = json.dumps(wordy)
     with socket.socket() as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         link.connect(("127.0.0.1", server.port))
         link.sendall(head(len(body)) + body.encode())
-        time.sleep(0.5)
         assert_serves(server)
-    wait_idle(server)
+        deadline = time.monotonic() + 30
+        while server.metrics()["service"]["requests_cancelled"] < 1:
+            assert time.monotonic() < deadline, server.log
+            time.sleep(0.1)
+        wait_idle(server)
+    assert "given up: over 1048576 bytes unread" in server.log
+
+
+def test_a_compressed_body_is_refused_unread(server):
+    body = gzip.compress(json.dumps(chat(server, messages="x" * 10_000_000)).encode())
+    got = raw(server, head(len(body), "Content-Encoding: gzip") + body)
+    assert got.startswith(b"HTTP/1.1 415")
+
+
+def test_a_body_too_large_for_text_is_refused_whatever_the_key_allows(server):
+    assert raw(server, head(33 << 20)).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("place", ["messages", "prompt"])
+def test_megabytes_of_text_are_refused_while_others_are_served(server, place):
+    text = "lorem ipsum " * 1_500_000
+    body = {"model": server.model(), "max_tokens": 1, "ignore_eos": True}
+    path = CHAT if place == "messages" else "/v1/completions"
+    huge = body | {place: [{"role": "user", "content": text}] if place == "messages" else text}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.post, path, huge)
+        waits = []
+        while not answer.done():
+            began = time.monotonic()
+            assert_serves(server)
+            waits.append(time.monotonic() - began)
+    status, refusal = answer.result()
+    assert status == 400
+    assert refusal["error"]["code"] == "context_length_exceeded"
+    assert max(waits) < 2.0
+
+
+def test_many_choices_of_a_long_prompt_travel_and_are_served(serve):
+    server = serve(kv_capacity=200_000, max_concurrency=4, queue_limit=128)
+    long = [{"role": "user", "content": "qz" * 70_000}]
+    status, answer = server.post(CHAT, chat(server, messages=long, n=120, max_tokens=1))
+    assert status == 200, answer
+    assert len(answer["choices"]) == 120
+    # 120 copies of this would not fit a message between actors.
+    assert answer["usage"]["prompt_tokens"] > 139_000
+
+
+def test_more_choices_than_can_ever_wait_are_the_clients_fault(server):
+    status, answer = server.post(CHAT, chat(server, n=100))
+    assert status == 400
+    assert answer["error"]["param"] == "n"
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.05, 0.3])

@@ -24,7 +24,7 @@ from actors.errors import (
     RingCorruptError,
 )
 from actors.inline import local_channel
-from actors.topology import ChannelSpec
+from actors.topology import MAX_MESSAGE_BYTES, ChannelSpec
 
 
 class Item(msgspec.Struct, frozen=True, tag=True):
@@ -130,7 +130,7 @@ def test_what_can_not_be_sent_is_named() -> None:
     with pytest.raises(MessageTypeError, match="Stranger is none"):
         sender.post(Stranger(""))
     with pytest.raises(MessageTooLargeError, match="exceeds the maximum"):
-        sender.post(Item(0, bytes((64 << 20) + 1)))
+        sender.post(Item(0, bytes(MAX_MESSAGE_BYTES + 1)))
     with pytest.raises(ArraysError, match="has no slots"):
         pair()[0].post(Item(0), [np.zeros(1)])
     assert not sender.congested

@@ -179,7 +179,10 @@ def test_a_row_with_nothing_allowed_ends_the_choice(params):
     result = sampler.step(
         decode(0), candidates([one_hot(5), nothing], [params.temperature] * 2, [5, -1], 4)
     )
-    assert result.verdict.slots == (SlotVerdict(0, (5,), Finish.EOS),)
+    # EOS says that the last token is the end token, which 5 is not: the next step says it.
+    assert result.verdict.slots == (SlotVerdict(0, (5,)),)
+    result = sampler.step(decode(0), candidates([nothing], [params.temperature], [-1], 4))
+    assert result.verdict.slots == (SlotVerdict(0, (), Finish.EOS),)
 
 
 def test_a_row_of_nans_ends_the_choice_and_nothing_else():

@@ -65,7 +65,7 @@ def test_refused_fields(model: ServedModel, field: str, value: Any) -> None:
 
 def test_values_that_change_nothing_pass(model: ServedModel) -> None:
     found = parse(model, prompt="a", n=1, best_of=1, echo=False, suffix=None, logprobs=5, seed=7)
-    assert (found.sampling.logprobs, found.seed, found.ignored) == (5, 7, ())
+    assert (found.sampling.logprobs, found.seed, found.ignored) == (5, 7, 0)
     assert parse(model, prompt="a", logprobs=0).sampling.logprobs == 0
     assert parse(model, prompt="a").sampling.logprobs == -1
     with pytest.raises(ApiError, match="from 0 to 5"):

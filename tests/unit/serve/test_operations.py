@@ -23,7 +23,7 @@ SECTIONS = {
     "prefill_ms prefill_request_ms step_ms",
     "service": "requests_total requests_shed pending_admissions pending_cancellations "
     "requests_cancelled requests_shed_pool requests_failed engine_failed reservations_grown "
-    "admission tokens_out rejects_bad tool_calls_out",
+    "admission tokens_out rejects_bad tool_calls_out connections_refused",
     "prefix_cache": "enabled slots min_tokens head_cuts entries hits misses tokens_saved "
     "snapshots head_snapshots close_entries rolling_snapshots hop_snapshots evictions duplicates "
     "skipped_no_block skipped_no_slot skipped_image_bytes image_bytes blocks_pinned "
@@ -44,7 +44,8 @@ num_requests_running num_requests_waiting num_requests_prefilling pending_admiss
 pending_cancellations kv_pool_blocks_total kv_pool_blocks_in_use kv_cache_usage_perc
 scheduler_snapshot_age_seconds prefill_inflight_prompt_tokens prefill_inflight_remaining_tokens
 requests_total requests_shed_total requests_shed_pool_total requests_cancelled_total
-requests_failed_total requests_rejected_total tool_calls_total reservations_grown_total
+requests_failed_total requests_rejected_total connections_refused_total
+tool_calls_total reservations_grown_total
 request_finished_total prompt_tokens_total prompt_tokens_computed_total
 prompt_tokens_cached_total generation_tokens_total prompts_prefilled_total prefill_seconds_total
 prefill_request_seconds_total decode_steps_total decode_rows_total decode_step_seconds_total
