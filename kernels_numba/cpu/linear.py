@@ -16,16 +16,26 @@ WIDE = 64
 
 
 @kernel(inline=True)
-def task_columns(rows: int, depth: int) -> int:
-    """Output columns of one task: a multiple of 4."""
-    if rows < WIDEN_ROWS:
-        return FINE
+def wide_columns(depth: int) -> int:
+    """Output columns of one task while rows are many: a multiple of 4."""
     return max(4, min(WIDE, PANEL_BYTES // (4 * depth) // 4 * 4))
 
 
+@kernel(inline=True)
+def task_columns(rows: int, depth: int) -> int:
+    """Output columns of one task: a multiple of 4."""
+    if rows < 12:
+        return FINE
+    return wide_columns(depth)
+
+
 def panel_floats(depth: int) -> int:
-    """float32 values of scratch that one thread needs to widen weight rows of `depth` values."""
-    return max(4, min(WIDE, PANEL_BYTES // (4 * depth) // 4 * 4)) * depth
+    """float32 values of scratch that one thread needs to widen a task's weight rows of `depth`.
+
+    A task has its columns by the average rows of all experts, and one expert may have enough rows
+    to widen the weights of a fine task.
+    """
+    return max(FINE, wide_columns(depth)) * depth
 
 
 @kernel(inline=True)
