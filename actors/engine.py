@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from dgpp.sample.tables import TableWriter, allocate_tables
 from dgpp.sched.plan import Plan
 
 SAMPLER = "engine>sampler"
+WARNING = "warning: "
+
+_log = logging.getLogger("dgpp.engine")
 
 
 class EngineActor(Role):
@@ -85,5 +89,8 @@ def build_engine(boot: Boot) -> Engine:
 
         engine = ModelEngine(Path(boot.model_directory), boot.limits, boot.threads)
         engine.warm_up()
+        for note in engine.notes():
+            level = logging.WARNING if note.startswith(WARNING) else logging.INFO
+            _log.log(level, "%s", note.removeprefix(WARNING))
         return engine
     raise ConfigError(f"engine.backend: {boot.backend} is not supported yet")
