@@ -17,23 +17,27 @@ from actors.supervisor import Settings as Supervision
 from actors.world import topology
 from dgpp import log
 from dgpp.checkpoint.demo import DEMO_MODEL, ensure_demo
+from dgpp.checkpoint.host_memory import available_memory
+from dgpp.checkpoint.json_file import read_json, read_object
 from dgpp.checkpoint.resolve import resolve_model
+from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.settings import SamplingSettings, Settings
 from dgpp.config.version import version
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.script import load_script, max_drafts
-from dgpp.errors import CheckpointError
+from dgpp.errors import CheckpointError, ConfigError
 from dgpp.log_lines import Line, ready_line, startup_lines
 from dgpp.models.plan import MIB, MemoryPlan, MemorySettings, plan_memory, require_fit
 from dgpp.sample.params import SamplingParams
 from dgpp.serve.served import ServedModel, sampling_defaults, with_top_p
 from dgpp.text.codec import TextCodec
-from dgpp.text.tokenizer import read_object
 
 _log = logging.getLogger("dgpp.launch")
 
 SCRIPTED_BLOCK_TOKENS = 64
 SCRIPTED_CHUNK_TOKENS = 1024
+SCRIPTED_BLOCKS = 2**22
+"""Most blocks of the scripted engine's pool: no memory plan bounds the lists kept of them."""
 
 
 class Deployment(NamedTuple):
@@ -52,7 +56,7 @@ def serve(settings: Settings, *, log_json: bool) -> int:
     deployment = deploy(settings, log_json=log_json)
     boot = deployment.boot
     for line in startup_lines(settings, boot.version):
-        log.log_line(_log, line.text, line.fields)
+        log.log_line(_log, line.text, line.fields, level=line.level)
     _explain(deployment)
     ready = ready_line(settings.http.bind_host, settings.http.port, boot.served.id)
     world = topology(boot)
@@ -94,7 +98,7 @@ def deploy(settings: Settings, *, log_json: bool) -> Deployment:
         model_directory=str(directory),
         served=_served(settings, directory, limits),
         backend=backend,
-        threads=engine.threads or len(os.sched_getaffinity(0)),
+        threads=kernel_threads(engine.threads),
         version=version(),
         log_json=log_json,
     )
@@ -107,12 +111,9 @@ def model_directory(model: str) -> Path:
 
 
 def _plan(settings: Settings, directory: Path) -> MemoryPlan:
-    config = read_object(directory / "config.json")
-    if config is None:
-        raise CheckpointError(f"model {settings.model}: no config.json in {directory}")
     engine = settings.engine
     plan = plan_memory(
-        config,
+        read_json(directory / "config.json"),
         MemorySettings(
             slots=engine.max_concurrency,
             kv_capacity=engine.kv_capacity,
@@ -120,22 +121,37 @@ def _plan(settings: Settings, directory: Path) -> MemoryPlan:
             kv_dtype=engine.kv_dtype,
         ),
     )
-    require_fit(plan, free_memory())
+    require_fit(plan, available_memory())
     return plan
+
+
+def kernel_threads(wanted: int) -> int:
+    """Threads of the CPU backend, as many as Numba starts at most unless fewer are wanted."""
+    cores = len(os.sched_getaffinity(0))
+    told = os.environ.get("NUMBA_NUM_THREADS", "")
+    if told.isascii() and told.isdigit() and int(told):
+        cores = min(cores, int(told))
+    if wanted > cores:
+        raise ConfigError(f"engine.threads: {wanted}, this process may use {cores} cores")
+    return wanted or cores
 
 
 def _scripted_limits(settings: Settings, directory: Path) -> EngineLimits:
     engine = settings.engine
     codec = TextCodec.load(directory)
     vocab = codec.tokenizer.vocab_size
-    config = read_object(directory / "config.json") or {}
     blocks = -(-engine.kv_capacity // SCRIPTED_BLOCK_TOKENS)
+    if blocks > SCRIPTED_BLOCKS:
+        raise ConfigError(
+            f"engine.kv_capacity: {engine.kv_capacity} tokens, the scripted engine holds at most "
+            f"{SCRIPTED_BLOCKS * SCRIPTED_BLOCK_TOKENS}"
+        )
     pool = blocks * SCRIPTED_BLOCK_TOKENS
     lines = load_script(Path(engine.script), vocab) if engine.script else []
     return EngineLimits(
         slots=engine.max_concurrency,
         vocab_size=vocab,
-        position_ceiling=min(config.get("max_position_embeddings", pool), pool),
+        position_ceiling=min(_positions(directory / "config.json", pool), pool),
         block_tokens=SCRIPTED_BLOCK_TOKENS,
         blocks=blocks,
         chunk_align=SCRIPTED_BLOCK_TOKENS,
@@ -143,6 +159,24 @@ def _scripted_limits(settings: Settings, directory: Path) -> EngineLimits:
         candidates=engine.sampling_candidates,
         max_drafts=max_drafts(lines),
     )
+
+
+def _positions(config: Path, default: int) -> int:
+    """`max_position_embeddings` of a config.json, `default` where there is no such key or file."""
+    stated = (read_object(config) or {}).get("max_position_embeddings", default)
+    if isinstance(stated, bool) or not isinstance(stated, int) or stated < 1:
+        raise CheckpointError(
+            f"{config}: max_position_embeddings: expected an integer of at least 1, got {stated!r}"
+        )
+    return stated
+
+
+def _template_kwargs(engine: EngineSettings) -> dict[str, bool | str]:
+    """The deployment's template variables; the two names of the thinking switch become one."""
+    given = dict(engine.default_chat_template_kwargs)
+    if "thinking" in given:
+        given["enable_thinking"] = given.pop("thinking")
+    return given
 
 
 def _served(settings: Settings, directory: Path, limits: EngineLimits) -> ServedModel:
@@ -156,7 +190,7 @@ def _served(settings: Settings, directory: Path, limits: EngineLimits) -> Served
         kv_pool_tokens=limits.blocks * limits.block_tokens,
         aliases=() if name == settings.model else (settings.model,),
         sampling=_sampling(sampling_defaults(generation), settings.sampling),
-        template_kwargs=engine.default_chat_template_kwargs,
+        template_kwargs=_template_kwargs(engine),
         default_max_tokens=engine.default_max_tokens,
         ping_interval=settings.http.sse_ping_interval,
         created=int(directory.stat().st_mtime),
@@ -178,7 +212,7 @@ def _explain(deployment: Deployment) -> None:
     boot, plan = deployment
     log.log_event(
         _log,
-        f"engine {boot.backend} on {boot.threads} threads",
+        f"engine {boot.backend}" + (f" on {boot.threads} threads" if plan else ""),
         directory=boot.model_directory,
         slots=boot.limits.slots,
         blocks=boot.limits.blocks,
@@ -192,20 +226,6 @@ def _explain(deployment: Deployment) -> None:
         log.log_line(_log, line.text, line.fields)
         for note in plan.notes:
             _log.info("%s", note)
-    if boot.settings.http.bind_host not in ("127.0.0.1", "localhost"):
-        _log.warning(
-            "http.bind_host %s: anyone who reaches it can use this server",
-            boot.settings.http.bind_host,
-        )
-
-
-def free_memory() -> int:
-    """Bytes that the host could give to new processes (MemAvailable)."""
-    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable":
-            return int(rest.split()[0]) * 1024
-    raise CheckpointError("/proc/meminfo has no MemAvailable: cannot check the memory plan")
 
 
 def _say_progress() -> Callable[[str, int, int], None]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from ipaddress import IPv4Address
+
 import msgspec
 
 from dgpp.config.key import Field, fields
@@ -14,6 +17,7 @@ class Line(msgspec.Struct, frozen=True):
 
     text: str
     fields: dict[str, object]
+    level: int = logging.INFO
 
 
 def rate(count: float, seconds: float) -> float:
@@ -65,11 +69,13 @@ def startup_lines(settings: Settings, version: str) -> list[Line]:
             },
         ),
     ]
-    if not settings.http.bind_host.startswith("127."):
-        bound = settings.http.bind_host
-        lines.append(
-            Line(f"listening on {bound}, beyond this host, without keys", {"bind_host": bound})
-        )
+    bound = settings.http.bind_host
+    if not IPv4Address(bound).is_loopback:
+        text = f"http.bind_host {bound}: beyond this host, anyone who reaches it needs no key"
+        lines.append(Line(text, {"bind_host": bound}, logging.WARNING))
+    if engine.prefix_cache_gib:
+        text = "engine.prefix_cache_gib: there is no prefix cache yet, every prompt is read whole"
+        lines.append(Line(text, {"prefix_cache": False}))
     if changed:
         lines.append(Line("engine keys set: " + ", ".join(changed), {"engine_keys": changed}))
     return lines

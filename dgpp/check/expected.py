@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,18 @@ class Tolerances(msgspec.Struct, frozen=True):
     variant: str = ""
 
 
+class _Stated(msgspec.Struct):
+    logits: Tolerance
+    hidden: Tolerance = msgspec.field(name="hidden (float16)")
+
+
+class _Entry(msgspec.Struct):
+    """What is read of a fixture's entry in index.json."""
+
+    tolerance: _Stated
+    variant: str = ""
+
+
 class Expected:
     """The arrays of an expected.npz by name; which there are depends on the family."""
 
@@ -60,20 +71,24 @@ class Expected:
 
 
 def stated_tolerances(expected: Path) -> Tolerances | None:
-    """From the index.json beside the fixture's folder; None when it has no entry for the file."""
+    """From the index.json beside the fixture's folder; None when it has no entry for the file.
+
+    Raises CheckpointError where that entry states no tolerances. Other index files are no matter.
+    """
     index = expected.parent.parent / "index.json"
     try:
-        entries = json.loads(index.read_text("utf-8"))
-    except (OSError, ValueError):
+        entries = msgspec.json.decode(index.read_bytes())
+    except (OSError, msgspec.DecodeError, RecursionError):
         return None
-    for entry in entries:
-        if (entry["path"], entry["expected"]) == (expected.parent.name, expected.name):
-            stated = entry["tolerance"]
-            return Tolerances(
-                logits=Tolerance(**stated["logits"]),
-                hidden=Tolerance(**stated["hidden (float16)"]),
-                variant=entry.get("variant", ""),
-            )
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict):
+            continue
+        if (entry.get("path"), entry.get("expected")) == (expected.parent.name, expected.name):
+            try:
+                found = msgspec.convert(entry, _Entry)
+            except msgspec.ValidationError as error:
+                raise CheckpointError(f"{index}: {expected.parent.name}: {error}") from error
+            return Tolerances(found.tolerance.logits, found.tolerance.hidden, found.variant)
     return None
 
 

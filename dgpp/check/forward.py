@@ -182,6 +182,12 @@ def check_checkpoint(
     layers: list[LayerError] = []
     if "hidden" in expected:
         states: list[Array] = list(trace.taps.hidden_states())
+        if len(states) != len(expected["hidden"]):
+            message = (
+                f"the expected values hold {len(expected['hidden'])} hidden states, "
+                f"the model has {len(states)}: the embedding's and one of each layer"
+            )
+            raise CheckpointError(message)
         if per_layer:
             states = [states[0], *layer_outputs(engine, trace, expected["hidden"])]
         layers = _compare_layers(verdict, states, expected["hidden"], tolerances.hidden)

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
+from dgpp.checkpoint.json_file import read_json
 from dgpp.checkpoint.shard import Shard, TensorEntry
 from dgpp.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from `path`; CheckpointError when it is missing or something else."""
-    try:
-        parsed = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        message = f"{path}: {error.strerror}"
-        raise CheckpointError(message) from error
-    except (ValueError, RecursionError) as error:
-        message = f"{path}: not valid JSON: {error}"
-        raise CheckpointError(message) from error
-    if not isinstance(parsed, dict):
-        message = f"{path}: not a JSON object"
-        raise CheckpointError(message)
-    return parsed
 
 
 class Checkpoint:

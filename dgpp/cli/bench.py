@@ -104,21 +104,12 @@ def bench_decode(
 
     `ratio` is the step's time over the time that its bytes take at that bandwidth.
     """
-    import numpy as np
-
-    from dgpp.sample.candidates import SlotTables
+    from dgpp.sample.tables import allocate_tables
     from dgpp.sched.plan import DecodeRow, Plan
     from kernels_numba.cpu.bandwidth import reader
 
     engine, plan = _engine(checkpoint, threads, batch, context + steps + 1)
-    limits = engine.limits
-    vocab = limits.vocab_size
-    tables = SlotTables(
-        counts=np.zeros((batch, vocab), np.int32),
-        bias=np.zeros((batch, vocab), np.float32),
-        mask=np.zeros((batch, 1, -(-vocab // 32)), np.uint32),
-        masked=np.zeros(batch, np.int32),
-    )
+    tables = allocate_tables(batch, engine.limits.vocab_size)
     _open_slots(engine, batch, context)
     _read_prompts(engine, batch, context)
     read = reader(READ_BYTES, threads)

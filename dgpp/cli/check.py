@@ -53,7 +53,6 @@ def check_forward(
 
     from dgpp.check.expected import stated_tolerances, uniform_tolerances
     from dgpp.check.forward import open_and_check
-    from dgpp.errors import DgppError
 
     if backend not in ("cpu", "auto"):
         typer.echo(f"--backend: {backend!r} is not available, only cpu", err=True)
@@ -64,13 +63,7 @@ def check_forward(
             typer.echo(f"{expected}: no index.json states a tolerance; give --tolerance", err=True)
             raise typer.Exit(1)
         tolerances = uniform_tolerances(tolerance)
-    try:
-        report = open_and_check(
-            checkpoint, expected, tolerances, threads=threads, per_layer=per_layer
-        )
-    except DgppError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(error.exit_status) from error
+    report = open_and_check(checkpoint, expected, tolerances, threads=threads, per_layer=per_layer)
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
     else:

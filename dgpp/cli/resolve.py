@@ -18,7 +18,7 @@ def resolve(
 ) -> int:
     """Print the resolved JSON of a deployment: every key, with site and flags applied.
 
-    Works for keys that this version does not serve yet; `dgpp run` accepts the output.
+    Works for keys that this version does not serve yet. The output is a CONFIG too.
     """
     encoded = msgspec.json.encode(to_document(load_settings(config, overrides)))
     typer.echo(msgspec.json.format(encoded, indent=2))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dgpp.cli.flags import with_key_flags
-from dgpp.cli.settings import ConfigArgument, SetOption, load_settings
+from dgpp.cli.settings import ConfigArgument, SetOption, load_settings, load_site_alone
 from dgpp.config.constraints import refuse_unsupported
 from dgpp.config.document import Override
 from dgpp.config.settings import Settings
@@ -68,7 +68,7 @@ def run(
     2 engine failure or forced stop, 3 released by another rank.
     """
     settings = load_settings(Path(config), overrides)
-    refuse_unsupported(settings)
+    refuse_unsupported(settings, load_site_alone())
     prepare_environment(os.environ, settings, log_level and log_level.value)
     from actors import launch  # imports NumPy, which must come after the environment is set
 

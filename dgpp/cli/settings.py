@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from dgpp.config.document import Override
-from dgpp.config.resolve import load
+from dgpp.config.resolve import load, site_alone
 from dgpp.config.settings import Settings
+from dgpp.config.site import load_site
 from dgpp.config.version import checkout_root
 
 ConfigArgument = Annotated[
@@ -21,8 +22,16 @@ SetOption = Annotated[
 ]
 
 
+def _directories() -> tuple[Path, ...]:
+    root = checkout_root()
+    return (Path.cwd(), root) if root else (Path.cwd(),)
+
+
 def load_settings(config: Path, overrides: Sequence[Override]) -> Settings:
     """Settings of `config`. Raises ConfigError naming the key, the value and the range."""
-    root = checkout_root()
-    directories = (Path.cwd(), root) if root else (Path.cwd(),)
-    return load(config, overrides=overrides, environ=os.environ, directories=directories)
+    return load(config, overrides=overrides, environ=os.environ, directories=_directories())
+
+
+def load_site_alone() -> Settings:
+    """What the site says by itself, to tell it from what a deployment says."""
+    return site_alone(load_site(os.environ, _directories()))

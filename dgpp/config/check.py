@@ -58,7 +58,7 @@ def expected(field: Field) -> str:
         case Kind.MAPS:
             words = field.key.expected or "a list of objects with string values"
         case Kind.OBJECT | Kind.SECTION:
-            words = "an object"
+            words = field.key.expected or "an object"
         case _:
             words = field.key.expected or "a string"
     return words + (" or null" if field.optional else "")
@@ -100,7 +100,19 @@ class Reader:
         checked = _CHECKS[field.kind](field, raw)
         if checked is None:
             self.fail(field.path, f"expected {expected(field)}, got {shown(raw)}")
+        if field.key.entries is not None:
+            self._entries(field.path, field.key.entries, checked)
         return checked
+
+    def _entries(
+        self, path: str, known: Mapping[str, tuple[bool | str, ...]], given: dict[str, Any]
+    ) -> None:
+        for name, value in given.items():
+            if name not in known:
+                self.fail(f"{path}.{name}", "unknown key" + nearest(name, known, f"{path}."))
+            if not any(type(value) is type(one) and value == one for one in known[name]):
+                words = " or ".join(json.dumps(one) for one in known[name])
+                self.fail(f"{path}.{name}", f"expected {words}, got {shown(value)}")
 
 
 def _boolean(_field: Field, raw: object) -> bool | None:

@@ -9,7 +9,7 @@ from dgpp.config.check import Reader
 from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.key import Field, fields
 from dgpp.config.settings import Settings
-from dgpp.config.site import NODE_KEYS, check_node_env
+from dgpp.config.site import NODE_KEYS, SERVED_NODE_KEYS, check_node_env
 from dgpp.errors import ConfigError
 
 
@@ -20,6 +20,7 @@ def check_constraints(settings: Settings, reader: Reader) -> None:
     _check_backend(settings.engine, reader)
     _check_drafts(settings.engine, reader)
     _check_prefill(settings.engine, reader)
+    _check_template(settings.engine, reader)
     if bool(settings.http.tls_cert) != bool(settings.http.tls_key):
         missing = "http.tls_key" if settings.http.tls_cert else "http.tls_cert"
         reader.fail(missing, "required, tls_cert and tls_key go together")
@@ -62,8 +63,15 @@ def _needs(met: bool, reader: Reader, key: str, other: str) -> None:
         reader.fail(f"engine.{key}", f"needs engine.{other}")
 
 
+def _check_template(engine: EngineSettings, reader: Reader) -> None:
+    given = engine.default_chat_template_kwargs
+    if len({given[name] for name in ("enable_thinking", "thinking") if name in given}) > 1:
+        reader.fail("engine.default_chat_template_kwargs.thinking", "contradicts enable_thinking")
+
+
 def _check_backend(engine: EngineSettings, reader: Reader) -> None:
     scripted = engine.backend == "scripted"
+    _needs(not scripted or not engine.threads, reader, "threads", "backend cpu")
     _needs(scripted or not engine.script, reader, "script", "backend scripted")
     _needs(scripted or not engine.step_ms, reader, "step_ms", "backend scripted")
     if engine.graph_batch_min_live > engine.max_concurrency:
@@ -105,23 +113,50 @@ def _check_prefill(engine: EngineSettings, reader: Reader) -> None:
         )
 
 
-def _unsupported(section: msgspec.Struct, table: dict[str, Field]) -> Iterator[str]:
+def _unsupported(
+    section: msgspec.Struct, site: msgspec.Struct, table: dict[str, Field]
+) -> Iterator[str]:
     for name, field in table.items():
-        value = getattr(section, name)
+        value, told = getattr(section, name), getattr(site, name)
         if isinstance(value, msgspec.Struct) and not field.optional:
-            yield from _unsupported(value, fields(type(value), field.path))
-        elif field.key.now is not None and value not in (field.default, *field.key.now):
+            yield from _unsupported(value, told, fields(type(value), field.path))
+        elif field.key.now is not None and value not in (field.default, *field.key.now, told):
             yield field.path
 
 
-def unsupported_keys(settings: Settings) -> list[str]:
-    """Paths of the keys that ask for something this version does not serve."""
-    keys = list(_unsupported(settings, fields(Settings)))
-    return (["world_size"] if settings.world_size > 1 else []) + keys
+def _unsupported_world(settings: Settings, site: Settings) -> Iterator[str]:
+    """What is asked of other ranks and nodes. The site may name no other node either: `dgpp run`
+    serves this host, which is not what a list of nodes says.
+    """
+    if settings.world_size > 1:
+        yield "world_size"
+    if set(settings.nodes) != {"localhost"}:
+        yield "nodes"
+    told = site.node_env[0] if site.node_env else {}
+    for index, entries in enumerate(settings.node_env):
+        for name, value in entries.items():
+            if name not in SERVED_NODE_KEYS and value != told.get(name):
+                yield f"node_env[{index}].{name}"
 
 
-def refuse_unsupported(settings: Settings) -> None:
+_NO_SITE = Settings(model="none")
+
+
+def unsupported_keys(settings: Settings, site: Settings = _NO_SITE) -> list[str]:
+    """Paths of the keys that ask for something this version does not serve.
+
+    `site` is what the site alone says (`site_alone`): its values were written for all commands
+    and nodes, so repeating them asks for nothing.
+    """
+    table = {name: field for name, field in fields(Settings).items() if name != "nodes"}
+    return [*_unsupported_world(settings, site), *_unsupported(settings, site, table)]
+
+
+def refuse_unsupported(settings: Settings, site: Settings = _NO_SITE) -> None:
     """Raise ConfigError "not supported yet: KEY, ..." where a key asks for a later feature."""
-    keys = unsupported_keys(settings)
+    keys = unsupported_keys(settings, site)
     if keys:
-        raise ConfigError("not supported yet: " + ", ".join(keys))
+        hint = " (dgpp run serves this host alone; DGPP_NODES= leaves out the site's nodes)"
+        raise ConfigError(
+            "not supported yet: " + ", ".join(keys) + (hint if "nodes" in keys else "")
+        )

@@ -1,7 +1,7 @@
 """The `engine` section: how the model runs. Attribute names are the key names."""
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -19,6 +19,19 @@ _Kernels = partial(Key, group="kernels")
 _World = partial(Key, group="world")
 
 _MANY = 2**30
+
+_SWITCH = (True, False)
+TEMPLATE_SWITCHES: dict[str, tuple[bool | str, ...]] = {
+    "enable_thinking": _SWITCH,
+    "thinking": _SWITCH,
+    "reasoning_effort": ("none", "minimal", "low", "medium", "high", "xhigh", "max"),
+    "preserve_thinking": _SWITCH,
+    "clear_thinking": _SWITCH,
+    "drop_thinking": _SWITCH,
+    "truncate_history_thinking": _SWITCH,
+    "preserve_reasoning": _SWITCH,
+}
+"""The template variables that a request, and so a deployment, may set, with their values."""
 
 
 def _is_repository(name: str) -> bool:
@@ -119,7 +132,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         _Capacity("full reserves the whole answer, grow a window at a time", now=LATER),
     ] = "full"
     admission_window: Annotated[
-        int, _Capacity("what grow reserves at a time", 1, _MANY, unit="tokens")
+        int, _Capacity("what grow reserves at a time", 1, _MANY, unit="tokens", now=LATER)
     ] = 256
     admission_gather_ms: Annotated[
         int,
@@ -188,7 +201,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         _Text("stream tool arguments as they come, or at once", now=LATER),
     ] = "incremental"
     default_chat_template_kwargs: Annotated[
-        dict[str, Any], _Text("template variables of requests that set none", shared=False)
+        dict[str, bool | str],
+        _Text(
+            "template variables of requests that set none",
+            expected="an object of " + ", ".join(TEMPLATE_SWITCHES),
+            entries=TEMPLATE_SWITCHES,
+            shared=False,
+        ),
     ] = {}
     file_inputs: Annotated[
         FileInputs | None, _Text("limits of file parts and /v1/files", now=LATER)
@@ -338,7 +357,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         str, _World("secret that ranks show one another", now=LATER, shared=False)
     ] = ""
     rendezvous_timeout_ms: Annotated[
-        int, _World("time ranks have to join", 1, 2**31 - 1, unit="ms")
+        int, _World("time ranks have to join", 1, 2**31 - 1, unit="ms", now=LATER)
     ] = 120_000
     bulk_pace_gbps: Annotated[
         float,
@@ -348,8 +367,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             10_000,
             also=(-1,),
             unit="Gbit/s",
+            now=LATER,
         ),
     ] = -1.0
     bulk_inflight: Annotated[
-        int, _World("bulk stripes in flight per lane; -1: automatic", 1, 1024, also=(-1,))
+        int,
+        _World("bulk stripes in flight per lane; -1: automatic", 1, 1024, also=(-1,), now=LATER),
     ] = -1

@@ -7,7 +7,7 @@ docs/configuration.md all come from them through `fields` and `leaves`.
 import enum
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -19,8 +19,9 @@ class Key(msgspec.Struct, frozen=True):
 
     `low` and `high` are inclusive bounds, `above` an exclusive lower one; `also` lists numbers
     allowed outside them. `valid` and `expected` restrict a string. `now` lists the values that are
-    served today beside the default (None: all of them). `flag` replaces the derived flag name,
-    "" means none. Keys with `shared` False stay out of the digest that ranks compare.
+    served today beside the default (None: all of them). `entries` lists what an object may hold,
+    each name with its values. `flag` replaces the derived flag name, "" means none. Keys with
+    `shared` False stay out of the digest that ranks compare.
     """
 
     doc: str
@@ -32,6 +33,7 @@ class Key(msgspec.Struct, frozen=True):
     valid: Callable[[str], bool] | None = None
     expected: str = ""
     now: tuple[Any, ...] | None = None
+    entries: Mapping[str, tuple[bool | str, ...]] | None = None
     flag: str | None = None
     group: str = ""
     shared: bool = True
@@ -85,6 +87,7 @@ _SCALARS = {
     tuple[str, ...]: Kind.STRINGS,
     tuple[dict[str, str], ...]: Kind.MAPS,
     dict[str, Any]: Kind.OBJECT,
+    dict[str, bool | str]: Kind.OBJECT,
 }
 
 

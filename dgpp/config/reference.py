@@ -22,7 +22,8 @@ variables, `.env`, defaults. `dgpp resolve CONFIG` prints the outcome.
 
 An unknown, mistyped or out-of-range key ends the command with status 1 and names key, value and
 range. Keys marked *later* are known and checked, but `dgpp run` refuses any value of theirs that
-this version does not serve: `not supported yet: KEY`.
+this version does not serve: `not supported yet: KEY`. What the site says of them is no request,
+see below.
 
 A deployment file gives `world_size`; a resolved file gives `nodes` instead, and may hold the
 `ports.*` and `paths.*` keys that a deployment leaves to the site.
@@ -35,6 +36,13 @@ _SITE = """
 after an unquoted value; a key given twice is an error; unknown keys are ignored. The file is the
 one that `DGPP_ENV_FILE` names, else `.env` in the working directory or at the repository's root.
 Exported variables win over the file, and an empty value counts as none.
+
+One site file serves every machine and command of a site. So keys marked *later* are checked and may
+stay, though nothing reads them yet: they belong to other nodes, to a launcher, or to features that
+are not built (no log directory is written, nothing is pinned in memory). The same values written in
+a deployment file or as flags are refused, unless they repeat the site's. Two exceptions:
+`dgpp run` serves the host it is called on, so it refuses a `DGPP_NODES` whose first node is not
+`localhost`; and of a node's own settings `HF_HUB_CACHE` and `DGPP_LOG_LEVEL` are served.
 
 | key | value | meaning |
 |---|---|---|
@@ -57,18 +65,22 @@ def default_text(field: Field) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
+def _later(field: Field) -> str:
+    """What is served of a key, where that is not everything."""
+    if field.key.now:
+        return f" *today: {', '.join(map(str, (default_text(field), *field.key.now)))}*"
+    return "" if field.supported else " *later*"
+
+
 def _row(field: Field) -> str:
     flags = ", ".join(f"`{name}`" for name in flag_names(field))
     if field.kind is Kind.BOOLEAN and flags:
         flags += f", `{off_flag(field)}`"
     unit = f" ({field.key.unit})" if field.key.unit else ""
-    later = "" if field.supported else " *later*"
-    if field.key.now:
-        later = f" *today: {', '.join(map(str, (default_text(field), *field.key.now)))}*"
     value = expected(field).replace("|", "\\|")
     return (
         f"| `{field.path}` | {value} | {_default(field)} | {flags or '–'} "
-        f"| {field.key.doc}{unit}{later} |"
+        f"| {field.key.doc}{unit}{_later(field)} |"
     )
 
 
@@ -81,7 +93,7 @@ def configuration_page() -> str:
         parts.extend(_row(field) + "\n" for field in rows)
     parts.append(_SITE)
     parts.extend(
-        f"| `{field.name}` | {expected(field)} | {field.key.doc} |\n"
+        f"| `{field.name}` | {expected(field)} | {field.key.doc}{_later(field)} |\n"
         for field in fields(SiteSettings).values()
     )
     return "".join(parts)

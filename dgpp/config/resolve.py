@@ -39,6 +39,9 @@ def _check_form(document: Mapping[str, Any], reader: Reader) -> None:
     if "nodes" in document:
         if "world_size" in document:
             reader.fail("nodes", "excludes world_size; move it to .env as DGPP_NODES")
+        given, port = _at(document, "ports.http"), _at(document, "http.port")
+        if None not in (given, port) and given != port:
+            reader.fail("ports.http", f"must equal http.port ({port}), got {given}")
         return
     for path, variable in _SITE_ONLY.items():
         if _at(document, path) is not None:
@@ -112,6 +115,25 @@ def resolve(
     reader = Reader(f"cluster config {source}")
     reader.section(Settings, document)
     _check_form(document, reader)
+    for override in overrides:
+        if override.path == "ports.http":
+            Reader(override.origin).fail("ports.http", "follows http.port, set that one")
+    settings = _settle(document, reader, site, overrides)
+    check_constraints(settings, reader)
+    return settings
+
+
+def site_alone(site: SiteSettings) -> Settings:
+    """What a deployment of one rank gets that says nothing itself. The model is a placeholder."""
+    return _settle({"model": "none"}, Reader("site settings"), site, ())
+
+
+def _settle(
+    document: Mapping[str, Any],
+    reader: Reader,
+    site: SiteSettings,
+    overrides: Sequence[Override],
+) -> Settings:
     resolved_form = "nodes" in document
     merged = overlay(document, ())
     _with_site(merged, site)
@@ -126,9 +148,7 @@ def resolve(
     if not resolved_form and not settings.node_env:
         settings = msgspec.structs.replace(settings, node_env=_node_env(settings.nodes, site))
     ports = msgspec.structs.replace(settings.ports, http=settings.http.port)
-    settings = msgspec.structs.replace(settings, ports=ports)
-    check_constraints(settings, reader)
-    return settings
+    return msgspec.structs.replace(settings, ports=ports)
 
 
 def load(

@@ -11,6 +11,7 @@ from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.key import LATER, Key
 
 _Local = partial(Key, shared=False, flag="")
+_Later = partial(_Local, now=LATER)
 _Sampling = partial(Key, shared=False)
 
 _PORT = (1, 65_535)
@@ -81,14 +82,21 @@ class PortSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     http: Annotated[int, _Local("API port, as the site gives it", *_PORT)] = 18080
     fabric: Annotated[
-        int, Key("rank 0's rendezvous", *_PORT, flag="--fabric-port", shared=False)
+        int, Key("rank 0's rendezvous", *_PORT, flag="--fabric-port", now=LATER, shared=False)
     ] = 29970
     journal: Annotated[
-        int, Key("rank 0's journal", *_PORT, flag="--journal-port", shared=False)
+        int, Key("rank 0's journal", *_PORT, flag="--journal-port", now=LATER, shared=False)
     ] = 29971
     metrics: Annotated[
         int,
-        Key("metrics of the other ranks; 0: none", 0, 65_535, flag="--metrics-port", shared=False),
+        Key(
+            "metrics of the other ranks; 0: none",
+            0,
+            65_535,
+            flag="--metrics-port",
+            now=LATER,
+            shared=False,
+        ),
     ] = 0
 
 
@@ -96,28 +104,37 @@ class NvmeCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The prefix cache's second tier, on a local disk."""
 
     enabled: Annotated[bool, Key("spill prefixes to disk", now=LATER, flag="")] = False
-    path: Annotated[str, Key("directory of the tier", flag="", shared=False)] = "~/dgpp/nvme-cache"
+    path: Annotated[str, _Later("directory of the tier")] = "~/dgpp/nvme-cache"
     capacity_gib: Annotated[
-        float, Key("disk space per rank", above=0, high=1_048_576, unit="GiB", flag="")
+        float,
+        Key("disk space per rank", above=0, high=1_048_576, unit="GiB", flag="", now=LATER),
     ] = 64.0
     min_tokens: Annotated[
-        int, Key("shortest prefix worth a spill; 0: one chunk", 0, 2**40, unit="tokens", flag="")
+        int,
+        Key(
+            "shortest prefix worth a spill; 0: one chunk",
+            0,
+            2**40,
+            unit="tokens",
+            flag="",
+            now=LATER,
+        ),
     ] = 0
 
 
 class PathSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Directories of this site."""
 
-    log_dir: Annotated[str, _Local("logs and process records")] = "~/dgpp/log"
+    log_dir: Annotated[str, _Later("logs and process records")] = "~/dgpp/log"
     stage_dir: Annotated[
         str,
-        _Local("peers' staged files", valid=is_remote_directory, expected=REMOTE_DIRECTORY),
+        _Later("peers' staged files", valid=is_remote_directory, expected=REMOTE_DIRECTORY),
     ] = "/tmp/bus4"  # noqa: S108 - the documented default, created by the launcher for its user
     release_dir: Annotated[
         str,
-        _Local("installed releases", valid=is_remote_directory, expected=REMOTE_DIRECTORY),
+        _Later("installed releases", valid=is_remote_directory, expected=REMOTE_DIRECTORY),
     ] = "~/dgpp/releases"
-    resident_cache: Annotated[str, _Local("prepacked weight images; empty: automatic")] = ""
+    resident_cache: Annotated[str, _Later("prepacked weight images; empty: automatic")] = ""
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,13 +174,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     world_size: Annotated[int, Key("number of ranks", 1, 64)] = 1
     nodes: Annotated[
         tuple[str, ...],
-        _Local("hosts in rank order", valid=is_host, expected="a list of host names"),
+        _Later("hosts in rank order", valid=is_host, expected="a list of host names"),
     ] = ("localhost",)
     ssh_user: Annotated[
-        str, _Local("login on the other nodes", valid=is_user, expected="a login name")
+        str, _Later("login on the other nodes", valid=is_user, expected="a login name")
     ] = ""
     release: Annotated[
-        str, Key("installed version to run", valid=_is_version, expected="a version")
+        str, Key("installed version to run", valid=_is_version, expected="a version", now=LATER)
     ] = ""
     node_env: Annotated[
         tuple[dict[str, str], ...], _Local("local settings of each node, in rank order")

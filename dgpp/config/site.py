@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from dgpp.config.check import Reader, clean, shown
-from dgpp.config.key import Field, Key, Kind, fields
+from dgpp.config.key import LATER, Field, Key, Kind, fields
 from dgpp.config.settings import (
     REMOTE_DIRECTORY,
     is_host,
@@ -38,6 +38,9 @@ NODE_KEYS = (
 
 OVERRIDE_KEYS = NODE_KEYS[:4]
 
+SERVED_NODE_KEYS = ("HF_HUB_CACHE", "DGPP_LOG_LEVEL")
+"""Those that change something today."""
+
 
 def is_gid_index(text: str) -> bool:
     """Whether `text` is an index of a device's address table."""
@@ -56,28 +59,30 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     DGPP_SSH_USER: Annotated[
-        str, Key("login on the other nodes", valid=is_user, expected="a login name")
+        str, Key("login on the other nodes", valid=is_user, expected="a login name", now=LATER)
     ] = ""
-    DGPP_CLUSTER_CONFIG: Annotated[str, Key("deployment that commands default to")] = ""
+    DGPP_CLUSTER_CONFIG: Annotated[str, Key("deployment that commands default to", now=LATER)] = ""
     DGPP_HTTP_PORT: Annotated[int, Key("default of http.port", *_PORT)] = 0
     DGPP_HTTP_BIND: Annotated[
         str, Key("default of http.bind_host", valid=is_ipv4, expected="an IPv4 address")
     ] = ""
-    DGPP_FABRIC_PORT: Annotated[int, Key("rank 0's rendezvous", *_PORT)] = 0
-    DGPP_JOURNAL_PORT: Annotated[int, Key("rank 0's journal", *_PORT)] = 0
-    DGPP_LOG_DIR: Annotated[str, Key("logs and process records")] = ""
+    DGPP_FABRIC_PORT: Annotated[int, Key("rank 0's rendezvous", *_PORT, now=LATER)] = 0
+    DGPP_JOURNAL_PORT: Annotated[int, Key("rank 0's journal", *_PORT, now=LATER)] = 0
+    DGPP_LOG_DIR: Annotated[str, Key("logs and process records", now=LATER)] = ""
     DGPP_STAGE_DIR: Annotated[
-        str, Key("peers' staged files", valid=is_remote_directory, expected=REMOTE_DIRECTORY)
+        str,
+        Key("peers' staged files", valid=is_remote_directory, expected=REMOTE_DIRECTORY, now=LATER),
     ] = ""
     DGPP_RELEASE_DIR: Annotated[
-        str, Key("installed releases", valid=is_remote_directory, expected=REMOTE_DIRECTORY)
+        str,
+        Key("installed releases", valid=is_remote_directory, expected=REMOTE_DIRECTORY, now=LATER),
     ] = ""
-    DGPP_BUILD_DIR: Annotated[str, Key("build directory")] = ""
-    DGPP_DATA_DIR: Annotated[str, Key("evaluation data")] = "data"
+    DGPP_BUILD_DIR: Annotated[str, Key("build directory", now=LATER)] = ""
+    DGPP_DATA_DIR: Annotated[str, Key("evaluation data", now=LATER)] = "data"
     HF_HOME: Annotated[str, Key("Hugging Face's directory; its hub is HF_HOME/hub")] = ""
     HF_HUB_CACHE: Annotated[str, Key("downloaded checkpoints")] = ""
     DGPP_RESIDENT_CACHE_DIR: Annotated[
-        str, Key("prepacked weight images; wins over paths.resident_cache")
+        str, Key("prepacked weight images; wins over paths.resident_cache", now=LATER)
     ] = ""
     DGPP_ROCE_DEVICES: Annotated[
         tuple[str, ...],
@@ -85,6 +90,7 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
             "at most two RoCE devices, in lane order",
             valid=is_host,
             expected="device names separated by spaces or commas",
+            now=LATER,
         ),
     ] = ()
     DGPP_ROCE_GID_INDICES: Annotated[
@@ -93,6 +99,7 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
             "one GID index for each device",
             valid=is_gid_index,
             expected="integers in 0..255 separated by spaces or commas",
+            now=LATER,
         ),
     ] = ()
     DGPP_NODE_OVERRIDES: Annotated[
@@ -101,7 +108,7 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     DGPP_LOG_LEVEL: Annotated[
         Literal["debug", "info", "warning", "error"], Key("least level that is logged")
     ] = "info"
-    DGPP_MLOCK: Annotated[Literal["on", "off"], Key("pin the process in memory")] = "on"
+    DGPP_MLOCK: Annotated[Literal["on", "off"], Key("pin the process in memory", now=LATER)] = "on"
 
 
 def parse_env(text: str, source: str) -> dict[str, str]:

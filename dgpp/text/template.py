@@ -13,9 +13,9 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
+from dgpp.checkpoint.json_file import read_object
 from dgpp.text.errors import TemplateError, TokenizerError
 from dgpp.text.metered import METER, Meter, MeteredEnvironment
-from dgpp.text.tokenizer import read_object
 
 _FAULTS = (
     jinja2.TemplateError,

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import orjson
 import tokenizers
 
+from dgpp.checkpoint.json_file import read_object
 from dgpp.text.bytelevel import TokenBytes
 from dgpp.text.errors import PromptTooLongError, TokenizerError, TokenRangeError
 from dgpp.text.guard import ControlGuard
@@ -137,19 +137,6 @@ class Tokenizer:
         for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise TokenRangeError(f"token id {token} is not below {self.vocab_size}")
-
-
-def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`, None where there is no such file."""
-    try:
-        found = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        raise TokenizerError(f"cannot read {path}: {error}") from error
-    if not isinstance(found, dict):
-        raise TokenizerError(f"{path} does not hold a JSON object")
-    return found
 
 
 def _check_shape(spec: dict[str, Any]) -> None:

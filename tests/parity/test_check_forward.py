@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dgpp.cli.check import app
+from dgpp.errors import CheckpointError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -55,6 +56,19 @@ def test_a_wrong_value_fails_by_name(tmp_path: Path) -> None:
 
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     result = run(tmp_path, "--tolerance", "1")
-    assert result.exit_code == 1
-    assert "config.json" in result.stderr
+    assert isinstance(result.exception, CheckpointError)
+    assert "config.json" in str(result.exception)
     assert run(tmp_path, "--backend", "cuda").exit_code == 1
+
+
+@pytest.mark.parametrize("extra", [(), ("--per-layer",)])
+def test_another_number_of_layers_is_named(tmp_path: Path, extra: tuple[str, ...]) -> None:
+    directory = tmp_path / "copy"
+    shutil.copytree(FIXTURES / "glm-4.7-bf16", directory)
+    arrays = dict(np.load(directory / "expected.npz"))
+    held = len(arrays["hidden"])
+    arrays["hidden"] = arrays["hidden"][:-1]
+    np.savez(directory / "expected.npz", **arrays)
+    result = run(directory, "--tolerance", "1", *extra)
+    assert isinstance(result.exception, CheckpointError)
+    assert f"hold {held - 1} hidden states, the model has {held}" in str(result.exception)

@@ -1,5 +1,9 @@
 """The standard sentences, against figures worked out by hand."""
 
+import logging
+
+import pytest
+
 from dgpp.config.resolve import resolve
 from dgpp.config.site import SiteSettings
 from dgpp.log_lines import Interval, Retirement, admitted_line, ready_line, startup_lines
@@ -102,10 +106,23 @@ def test_startup_names_what_was_decided():
     assert "8 requests at once, 64 queued, 16384 tokens of context, 64 connections" in text
     assert "engine keys set: kv_capacity 16384, model_alias demo" in text
     assert lines[0].fields["served"] == "demo"
-    assert "without keys" not in text
+    assert "beyond this host" not in text
+    assert "there is no prefix cache yet" in text
 
 
-def test_startup_says_when_anybody_may_connect():
-    document = {"model": "m", "http": {"bind_host": "0.0.0.0"}}
+def test_startup_is_silent_about_a_prefix_cache_that_is_off():
+    document = {"model": "m", "engine": {"prefix_cache_gib": 0}}
     lines = startup_lines(resolve(document, "f", site=SiteSettings()), "0.1.0")
-    assert "listening on 0.0.0.0, beyond this host, without keys" in [line.text for line in lines]
+    assert not any("there is no prefix cache" in line.text for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("host", "open_to_all"),
+    [("0.0.0.0", True), ("10.0.0.1", True), ("127.0.0.1", False), ("127.9.9.9", False)],
+)
+def test_startup_warns_once_when_anybody_may_connect(host, open_to_all):
+    document = {"model": "m", "http": {"bind_host": host}}
+    lines = startup_lines(resolve(document, "f", site=SiteSettings()), "0.1.0")
+    warnings = [line for line in lines if line.level == logging.WARNING]
+    assert [line.fields for line in warnings] == ([{"bind_host": host}] if open_to_all else [])
+    assert all(f"http.bind_host {host}: beyond this host" in line.text for line in warnings)

@@ -8,7 +8,7 @@ import pytest
 
 from dgpp.checkpoint.host_memory import available_memory
 from dgpp.checkpoint.resolve import hub_directory, models_directory, resolve_model
-from dgpp.errors import CheckpointError
+from dgpp.errors import CheckpointError, MemoryPlanError
 
 
 def test_a_directory_is_itself(tmp_path: Path) -> None:
@@ -53,5 +53,5 @@ def test_available_memory(tmp_path: Path) -> None:
     file.write_text("MemTotal: 9 kB\nMemAvailable:   7 kB\n")
     assert available_memory(file) == 7168
     file.write_text("MemTotal: 9 kB\n")
-    with pytest.raises(OSError, match="MemAvailable"):
+    with pytest.raises(MemoryPlanError, match="MemAvailable"):
         available_memory(file)

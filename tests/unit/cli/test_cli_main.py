@@ -91,6 +91,20 @@ def test_run_with_flags(config, launched):
     assert settings.sampling.temperature == 0.0
 
 
+def test_a_site_of_other_machines_does_not_stop_run(config, launched, tmp_path):
+    lines = "DGPP_FABRIC_PORT=1\nDGPP_LOG_DIR=/l\nDGPP_SSH_USER=me\nDGPP_MLOCK=off\n"
+    (tmp_path / "empty.env").write_text(lines)
+    assert cli.main(["run", config]) == 0
+    assert launched[0][1].ports.fabric == 1
+
+
+def test_a_site_of_other_nodes_is_refused(config, launched, monkeypatch, capsys):
+    monkeypatch.setenv("DGPP_NODES", "gpu-box-7")
+    assert cli.main(["run", config]) == 1
+    assert "not supported yet: nodes (dgpp run serves this host alone" in capsys.readouterr().err
+    assert launched == []
+
+
 def test_memory_plan(config, launched):
     assert cli.main(["run", config, "--memory-plan"]) == 1
     assert launched[0][0] == "plan"
@@ -109,6 +123,14 @@ def test_memory_plan(config, launched):
         (["--mtp"], "not supported yet: engine.mtp"),
         (["--world-size", "2"], "not supported yet: world_size"),
         (["--backend", "cuda"], "not supported yet: engine.backend"),
+        (["--release", "9.9"], "not supported yet: release"),
+        (["--metrics-port", "9"], "not supported yet: ports.metrics"),
+        (["--set", 'nodes=["gpu-box-7"]', "--set", "world_size=1"], "not supported yet: nodes"),
+        (["--set", "paths.log_dir=/x"], "not supported yet: paths.log_dir"),
+        (
+            ["--default-chat-template-kwargs", '{"enable_thinking": 3}'],
+            "engine.default_chat_template_kwargs.enable_thinking: expected true or false, got 3",
+        ),
         (["--log-level", "loud"], "'loud'"),
         (["--mtp", "--no-mtp"], "--mtp and --no-mtp: both set engine.mtp"),
         (["--http-port", "0"], "--http-port: http.port: expected an integer in 1..65535, got 0"),

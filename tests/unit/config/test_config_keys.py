@@ -108,7 +108,11 @@ RANGES = [
     ("engine.ngram_table_model", ["", "a/b"], ["a", "a/b/c", "/b", "a/"]),
     ("engine.mtp", [True, False], [0, 1, "true", None]),
     ("engine.model_alias", ["", "näme"], ["a\nb", "\x00", "\ud800", 3]),
-    ("engine.default_chat_template_kwargs", [{}, {"enable_thinking": False}], [[], "x", None]),
+    (
+        "engine.default_chat_template_kwargs",
+        [{}, {"enable_thinking": False}, {"reasoning_effort": "low", "clear_thinking": True}],
+        [[], "x", None],
+    ),
     ("http.bind_host", ["0.0.0.0", "10.1.2.3"], ["::1", "localhost", "1.2.3", "", "1.2.3.256"]),
     ("http.port", [1, 65535], [0, 65536]),
     ("http.max_body_bytes", [1, 2**63 - 1], [0, 2**63]),

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dgpp.config.check import Reader
 from dgpp.config.constraints import refuse_unsupported, unsupported_keys
 from dgpp.config.document import Override, parse_document
 from dgpp.config.key import Kind, leaves
 from dgpp.config.reference import configuration_page
-from dgpp.config.resolve import digest, load, resolve, to_document
+from dgpp.config.resolve import digest, load, resolve, site_alone, to_document
 from dgpp.config.settings import Settings
 from dgpp.config.site import SiteSettings, parse_site
 from dgpp.errors import ConfigError
@@ -38,7 +39,7 @@ FULL = {
         "fp8_head": "mma",
         "rope_scaling": {"factor": 2, "original_max_position_embeddings": 262144},
         "file_inputs": {"workers": 2},
-        "default_chat_template_kwargs": {"enable_thinking": None, "x": [1, {"y": "z"}]},
+        "default_chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "low"},
     },
     "nvme_cache": {"enabled": False, "capacity_gib": 64},
     "paths": {"resident_cache": "/data/resident"},
@@ -46,6 +47,7 @@ FULL = {
 }
 NODES = parse_site({"DGPP_NODES": "n0 n1 n2 n3 n4"}, "env")
 MINIMAL = {"model": "m", "world_size": 1}
+LOCAL = {"model": "m", "nodes": ["localhost"]}
 
 
 def read(document, site=None, *overrides):
@@ -165,6 +167,11 @@ def test_missing_file(tmp_path):
         ),
         (engine(script="x"), "engine.script: needs engine.backend scripted"),
         (engine(step_ms=1), "engine.step_ms: needs engine.backend scripted"),
+        (engine(backend="scripted", threads=1), "engine.threads: needs engine.backend cpu"),
+        (
+            engine(default_chat_template_kwargs={"thinking": True, "enable_thinking": False}),
+            "engine.default_chat_template_kwargs.thinking: contradicts enable_thinking",
+        ),
         (
             MINIMAL | {"http": {"tls_cert": "x"}},
             "http.tls_key: required, tls_cert and tls_key go together",
@@ -202,14 +209,39 @@ def test_one_rank_may_share_the_journal_port():
 @pytest.mark.parametrize(
     ("document", "keys"),
     [
-        (engine(mtp=False, prefix_cache_gib=0, kv_dtype="bf16", admission_window=7), []),
+        (engine(mtp=False, prefix_cache_gib=0, kv_dtype="bf16", admission_window=256), []),
         (engine(backend="scripted", step_ms=2.5), []),
         (engine(backend="cuda"), ["engine.backend"]),
         (engine(prefix_cache_gib=2), ["engine.prefix_cache_gib"]),
         (engine(admission="grow", mtp=True), ["engine.admission", "engine.mtp"]),
         (MINIMAL | {"world_size": 2}, ["world_size"]),
         (MINIMAL | {"nvme_cache": {"enabled": True}}, ["nvme_cache.enabled"]),
-        (MINIMAL | {"nvme_cache": {"enabled": False, "path": "/x", "capacity_gib": 9}}, []),
+        (
+            MINIMAL | {"nvme_cache": {"enabled": False, "path": "/x", "capacity_gib": 9}},
+            ["nvme_cache.path", "nvme_cache.capacity_gib"],
+        ),
+        (MINIMAL | {"nvme_cache": {"min_tokens": 9}}, ["nvme_cache.min_tokens"]),
+        (MINIMAL | {"release": "9.9"}, ["release"]),
+        (MINIMAL | {"ports": {"metrics": 9100}}, ["ports.metrics"]),
+        (MINIMAL | {"paths": {"resident_cache": "/x"}}, ["paths.resident_cache"]),
+        (engine(admission_window=7), ["engine.admission_window"]),
+        (
+            engine(bulk_inflight=4, bulk_pace_gbps=1, rendezvous_timeout_ms=9),
+            ["engine.rendezvous_timeout_ms", "engine.bulk_pace_gbps", "engine.bulk_inflight"],
+        ),
+        (LOCAL | {"ssh_user": "me"}, ["ssh_user"]),
+        (
+            LOCAL | {"ports": {"fabric": 1, "journal": 2}},
+            ["ports.fabric", "ports.journal"],
+        ),
+        (
+            LOCAL | {"paths": {"log_dir": "/x", "stage_dir": "/x", "release_dir": "/x"}},
+            ["paths.log_dir", "paths.stage_dir", "paths.release_dir"],
+        ),
+        (
+            LOCAL | {"node_env": [{"DGPP_BUS_TIMELINE": "1", "HF_HUB_CACHE": "/h"}]},
+            ["node_env[0].DGPP_BUS_TIMELINE"],
+        ),
         (MINIMAL | {"http": {"api_key_file": "k"}}, ["http.api_key_file"]),
         (
             engine(rope_scaling={"factor": 2, "original_max_position_embeddings": 1}),
@@ -225,6 +257,90 @@ def test_unsupported(document, keys):
         with pytest.raises(ConfigError) as caught:
             refuse_unsupported(settings)
         assert str(caught.value) == "not supported yet: " + ", ".join(keys)
+
+
+@pytest.mark.parametrize("nodes", [["gpu-box-7"], ["127.0.0.1"]])
+def test_run_serves_this_host_alone(nodes):
+    with pytest.raises(ConfigError, match=r"^not supported yet: nodes \(dgpp run serves this host"):
+        refuse_unsupported(read({"model": "m", "nodes": nodes}))
+    site = parse_site({"DGPP_NODES": " ".join(nodes)}, "env")
+    with pytest.raises(ConfigError, match="not supported yet: nodes"):
+        refuse_unsupported(read(MINIMAL, site), site_alone(site))
+
+
+SITE = parse_site(
+    {
+        "DGPP_SSH_USER": "me",
+        "DGPP_FABRIC_PORT": "1",
+        "DGPP_JOURNAL_PORT": "2",
+        "DGPP_LOG_DIR": "/l",
+        "DGPP_STAGE_DIR": "/s",
+        "DGPP_RELEASE_DIR": "/r",
+        "DGPP_RESIDENT_CACHE_DIR": "/c",
+        "DGPP_ROCE_DEVICES": "r0",
+        "DGPP_MLOCK": "off",
+        "HF_HUB_CACHE": "/h",
+    },
+    "env",
+)
+
+
+def test_what_the_site_says_is_no_request():
+    settings = read(MINIMAL, SITE)
+    assert settings.ports.fabric == 1
+    refuse_unsupported(settings, site_alone(SITE))
+    refuse_unsupported(read(to_document(settings), SITE), site_alone(SITE))
+
+
+def test_what_differs_from_the_site_is_refused():
+    document = to_document(read(MINIMAL, SITE))
+    document["ports"]["fabric"] = 9
+    document["node_env"][0]["DGPP_MLOCK"] = "on"
+    keys = ["node_env[0].DGPP_MLOCK", "ports.fabric"]
+    assert unsupported_keys(read(document, SITE), site_alone(SITE)) == keys
+
+
+LATER_KEYS = [f for f in leaves(Settings).values() if f.key.now == () and f.section is None]
+
+
+def in_range(field, value):
+    try:
+        Reader("x").value(field, value)
+    except ConfigError:
+        return False
+    return True
+
+
+def other_value(field):
+    """A value in range that is not the default."""
+    match field.kind:
+        case Kind.BOOLEAN:
+            return not field.default
+        case Kind.INTEGER | Kind.NUMBER:
+            tried = (1, 0.5, 2)
+            return next(n for n in tried if n != field.default and in_range(field, n))
+        case Kind.CHOICE:
+            return next(choice for choice in field.choices if choice != field.default)
+        case Kind.STRINGS:
+            return ["elsewhere"]
+        case _:
+            return next(s for s in ("/x/y", "a/b", "x") if in_range(field, s))
+
+
+@pytest.mark.parametrize("field", LATER_KEYS, ids=lambda field: field.path)
+def test_every_later_key_is_refused_by_its_name(field):
+    document = json.loads(json.dumps(LOCAL))
+    put(document, field.path, other_value(field))
+    settings = Reader("x").section(Settings, document)
+    assert unsupported_keys(settings) == [field.path]
+
+
+def test_the_http_port_has_one_value():
+    with pytest.raises(ConfigError, match=r"ports.http: must equal http.port \(5\), got 6"):
+        read(LOCAL | {"http": {"port": 5}, "ports": {"http": 6}})
+    with pytest.raises(ConfigError, match=r"--set: ports\.http: follows http\.port"):
+        read(MINIMAL, None, Override("ports.http", 6, "--set"))
+    assert read(LOCAL | {"ports": {"http": 6}}).http.port == 6
 
 
 def test_digest_covers_what_ranks_share():

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dgpp.checkpoint.json_file import read_object
 from dgpp.text.errors import PromptTooLongError
-from dgpp.text.tokenizer import Tokenizer, read_object
+from dgpp.text.tokenizer import Tokenizer
 
 TINY = Path(__file__).parents[2] / "fixtures" / "tiny-chat"
 TOKENIZER = Tokenizer.load(TINY)
