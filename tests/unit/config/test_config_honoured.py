@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[3]
 
 ELSEWHERE = {
     "ports.http": "always equals http.port; a file or flag that says otherwise is refused",
+    "world_size": "refused above 1",
+    "engine.prefix_cache_gib": "0 or the default; start-up says that there is no cache yet",
     "sampling.temperature": "launch lays all of `sampling` but the seed over the model's defaults",
     "sampling.top_p": "the same",
     "sampling.top_k": "the same",
@@ -36,7 +38,7 @@ SHOWN_ONLY = {"log_lines.py", "snapshot.py"}
 
 @cache
 def read_attributes():
-    """(owner, name) of every `owner.name` in the sources outside dgpp/config that use what they read."""
+    """(owner, name) of every `owner.name` outside dgpp/config, in sources that use what they read."""
     found = set()
     for package in ("dgpp", "actors"):
         for path in (ROOT / package).rglob("*.py"):
