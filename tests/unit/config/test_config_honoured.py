@@ -38,7 +38,7 @@ SHOWN_ONLY = {"log_lines.py", "snapshot.py"}
 
 @cache
 def read_attributes():
-    """(owner, name) of every `owner.name` outside dgpp/config, in sources that use what they read."""
+    """(owner, name) of every `owner.name` in sources that use what they read, not dgpp/config."""
     found = set()
     for package in ("dgpp", "actors"):
         for path in (ROOT / package).rglob("*.py"):
