@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actors.statistics import Metric
 from dgpp.serve.histogram import LATENCY, STEP, TOKENS
+from dgpp.serve.metrics import REASONS
 
 
 def _counters(*names: str) -> tuple[Metric, ...]:
@@ -33,12 +34,7 @@ SCHEDULER = (
         "submitted",
         "admitted",
         "refused",
-        "finished_none",
-        "finished_eos",
-        "finished_length",
-        "finished_cancelled",
-        "finished_pool_exhausted",
-        "finished_stop",
+        *(f"finished_{reason}" for reason in REASONS),
     ),
     *_histograms(STEP, "step_seconds", "inter_token_seconds"),
     *_histograms(LATENCY, "queue_seconds", "prefill_seconds", "decode_seconds"),

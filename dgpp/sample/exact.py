@@ -2,7 +2,8 @@
 
 A C library's exp and log differ from one version to the next in the last bit, and one bit can turn
 a draw. These use float64 `+ − * /`, rounding to an integer and scaling by powers of two, all of
-which IEEE 754 defines exactly; Python and NumPy never fuse them. Error: at most 2 ulp.
+which IEEE 754 defines exactly; Python and NumPy never fuse them. Error: at most 2 ulp. (A row's
+log-sum-exp is the engine's own: draws agree between machines as far as that does.)
 """
 
 from __future__ import annotations

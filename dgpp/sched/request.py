@@ -8,6 +8,9 @@ import numpy.typing as npt
 
 from dgpp.sample.params import SamplingParams
 
+HIGHEST_PRIORITY = 100
+"""Priorities run from its negative to it; 0 is usual."""
+
 Ids = npt.NDArray[np.uint32]
 
 

@@ -29,13 +29,11 @@ from dgpp.sched.operations import OperationStream, Sink
 from dgpp.sched.outcomes import Admitted, Began, Outcome, Refused, Retired
 from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.reading import share_units
-from dgpp.sched.request import Record, Submit
+from dgpp.sched.request import HIGHEST_PRIORITY, Record, Submit
 from dgpp.sched.slots import SlotPool
 from dgpp.sched.statistics import SchedulerStatistics
 from dgpp.sched.verdict import Finish, SlotVerdict, Verdict
 from dgpp.sched.waiting import WaitingQueue
-
-PRIORITIES = range(-100, 101)
 
 OPENED_PROMPT_BYTES = 16 << 20
 """A plan that opens prompts of this much opens no more: plans are messages of a bounded size."""
@@ -213,8 +211,8 @@ class Scheduler:
                 fault = f"its prompt of {len(submit.prompt)} bytes is not one or more u32 ids"
             elif submit.max_tokens < 1:
                 fault = f"max_tokens {submit.max_tokens} is below 1"
-            elif submit.priority not in PRIORITIES:
-                fault = f"priority {submit.priority} is outside -100..100"
+            elif abs(submit.priority) > HIGHEST_PRIORITY:
+                fault = f"priority {submit.priority} is outside ±{HIGHEST_PRIORITY}"
             if fault is not None:
                 raise SubmitContractError(f"scheduler: submit {submit.id!r}: {fault}")
             seen.add(submit.id)

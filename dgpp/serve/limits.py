@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dgpp.sched.request import HIGHEST_PRIORITY
+
 JSON_DEPTH = 64
 """Objects and arrays inside one another, before any recursive code sees them."""
 
@@ -39,7 +41,7 @@ LOGIT_BIAS = 100.0
 TOP_LOGPROBS = 20
 LEGACY_LOGPROBS = 5
 PING_INTERVAL = 2**31 - 1
-PRIORITY = 100
+PRIORITY = HIGHEST_PRIORITY
 METADATA_KEYS = 16
 METADATA_KEY_CHARS = 64
 METADATA_VALUE_CHARS = 512

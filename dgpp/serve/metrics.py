@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpp.sched.verdict import Finish
 from dgpp.serve.histogram import LATENCY, STEP, TOKENS, Histogram
 
 
@@ -229,8 +230,8 @@ class RankMetrics(msgspec.Struct):
     ticks: int | None = None
 
 
-REASONS = ("none", "eos", "length", "cancelled", "pool_exhausted", "stop")
-"""Names of `dgpp.sched.verdict.Finish` by ordinal."""
+REASONS = tuple(finish.name.lower() for finish in Finish)
+"""Why requests end, by ordinal."""
 
 
 class MetricsSnapshot(msgspec.Struct):
