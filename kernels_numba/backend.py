@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kernels_numba.weights import Part
+from kernels_numba.weights import Form, Part
 
 Tensor: TypeAlias = Any
 """float32 (CPU) or bf16 (GPU) [capacity, width] activations, or a vector of parameters."""
@@ -26,9 +26,13 @@ Matrix: TypeAlias = Any
 """Weights [N, K] in checkpoint form; one or several parts stacked along N."""
 Plane: TypeAlias = Any
 """Keys and values of one layer: pool of blocks × heads × block_tokens × head_dim."""
+Logits: TypeAlias = Any
+"""float32 [rows, V], where the backend computes."""
 
 F32Array: TypeAlias = npt.NDArray[np.float32]
+F64Array: TypeAlias = npt.NDArray[np.float64]
 I32Array: TypeAlias = npt.NDArray[np.int32]
+U32Array: TypeAlias = npt.NDArray[np.uint32]
 
 
 class Rows:
@@ -107,13 +111,67 @@ class Routes:
         self.weights: F32Array = np.zeros((capacity, top), np.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """What is done to one row of logits before its candidates are picked, in this order.
+
+    counts  int32 [V]          ids that occurred: penalties apply; None for no penalties
+    bias    float32 [V]        added; None for none
+    mask    uint32 [⌈V/32⌉]    ids whose bit is clear become -inf; None for none
+    """
+
+    temperature: float
+    counts: I32Array | None = None
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    bias: F32Array | None = None
+    mask: U32Array | None = None
+
+    @property
+    def changes(self) -> bool:
+        return self.counts is not None or self.bias is not None or self.mask is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Candidates of R rows, on the host.
+
+    ids      int32 [R, K]    logit descending, then id ascending; -1 beyond `held`
+    values   float32 [R, K]  adjusted logits; -inf beyond `held`
+    held     int32 [R]       how many of K are filled
+    present  int32 [R]       ids that the mask left
+    lse      float64 [R]     log Σ exp(logit / T) over ids above -inf
+    """
+
+    ids: I32Array
+    values: F32Array
+    held: I32Array
+    present: I32Array
+    lse: F64Array
+
+
+class Picker(Protocol):
+    """Adjusts rows of logits and picks the exact head of their order."""
+
+    def warm_up(self, logits: Logits) -> None:
+        """Compile every kernel and touch all scratch."""
+
+    def pick(self, logits: Logits, rows: Sequence[Adjustment]) -> Picked:
+        """Candidates of the first rows of `logits`; arrays are valid until the next call."""
+
+    def adjusted(self, logits: Logits, rows: Sequence[int]) -> F32Array:
+        """Host float32 [len(rows), V]: rows as the last `pick` saw them."""
+
+
 class Backend(Protocol):
     """Named operations over the rows of a step. Made once per engine, called from one thread."""
 
     name: str
 
-    def begin(self) -> None:
-        """Called at the start of a step, on the thread that runs it."""
+    def begin(self, rows: Rows) -> None:
+        """Called once `rows` are written and before any operation reads them, on the thread that
+        runs the step."""
 
     def notes(self) -> list[str]:
         """What an operator should know of how this backend runs; known after a first step."""
@@ -121,14 +179,20 @@ class Backend(Protocol):
     def rows(self, slots: int, table_width: int) -> Rows:
         """The step's row metadata, for as many rows as the backend was made for."""
 
-    def tensor(self, width: int) -> Tensor:
-        """Activations of `width` values for every row of the step, zero at first."""
+    def tensor(self, width: int, *, wide: bool = False) -> Tensor:
+        """Activations of `width` values for every row of the step, zero at first.
+
+        `wide` asks for float32 where the backend's own activations are narrower: for sums.
+        """
 
     def vector(self, values: F32Array) -> Tensor:
         """Parameters kept in float32: norms, biases."""
 
     def matrix(self, parts: Sequence[Part]) -> Matrix:
         """Take over weight parts of one form and K, stacked along N, in their checkpoint form."""
+
+    def dummy(self, form: Form, rows: int, columns: int, seed: int) -> Matrix:
+        """Seeded random weights [rows, columns], made where they lie."""
 
     def rotary_table(self, angles: F32Array) -> Tensor:
         """Cosines and sines of angles float32 [positions, rotated / 2]."""
@@ -138,6 +202,12 @@ class Backend(Protocol):
 
     def routes(self, top: int) -> Routes:
         """Room for the expert choices of a step."""
+
+    def logits(self, rows: int, vocab: int) -> Logits:
+        """Room for the logits of `rows` rows."""
+
+    def picker(self, rows: int, vocab: int, candidates: int) -> Picker:
+        """Selection of `candidates` ids on up to `rows` rows of logits [rows, vocab]."""
 
     def embed(self, rows: Rows, table: Matrix, out: Tensor) -> None:
         """out[r] = table[tokens[r]]."""
@@ -191,12 +261,18 @@ class Backend(Protocol):
         """out[r] = [first[r] | second[r]]."""
 
     def head(
-        self, x: Tensor, index: Sequence[int], norm: Norm | None, table: Matrix, out: F32Array
+        self, x: Tensor, index: Sequence[int], norm: Norm | None, table: Matrix, out: Logits
     ) -> None:
-        """out[i, id] = table[id] · norm(x[index[i]]), host float32 [len(index), V]."""
+        """out[i, id] = table[id] · norm(x[index[i]])."""
 
     def write(self, x: Tensor, values: F32Array) -> None:
         """x[r] = values[r] for host float32 [count, width]."""
 
     def read(self, x: Tensor, count: int) -> F32Array:
         """The first `count` rows as host float32 (a copy)."""
+
+    def read_logits(self, logits: Logits, count: int) -> F32Array:
+        """The first `count` rows as host float32 [count, V] (a copy)."""
+
+    def read_routes(self, routes: Routes, count: int) -> tuple[I32Array, F32Array]:
+        """(ids, weights) of the first `count` rows, on the host (copies)."""

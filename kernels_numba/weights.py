@@ -18,6 +18,8 @@ class Form(enum.IntEnum):
     NVFP4 = 2
 
 
+DUMMY_DEVIATION = 0.02
+"""Standard deviation of random weights."""
 VECTOR = 16
 """Values per step of every dot product: K is padded to a multiple of it."""
 
@@ -45,6 +47,19 @@ class Part:
     @property
     def columns(self) -> int:
         return int(self.data.shape[1]) * (2 if self.form is Form.NVFP4 else 1)
+
+
+def dummy_part(form: Form, rows: int, columns: int, seed: int) -> Part:
+    """Seeded random values of deviation DUMMY_DEVIATION in a checkpoint's form."""
+    rng = np.random.default_rng(seed)
+    if form is Form.NVFP4:
+        data = rng.integers(0, 256, (rows, columns // 2), np.uint8)
+        scale = rng.integers(0x38, 0x40, (rows, columns // 16), np.uint8)
+        return Part(form, data, scale, DUMMY_DEVIATION / 4)
+    values = rng.standard_normal((rows, columns), np.float32) * np.float32(DUMMY_DEVIATION)
+    if form is Form.F32:
+        return Part(form, values)
+    return Part(form, (values.view(np.uint32) >> 16).astype(np.uint16))
 
 
 def row_bytes(form: Form, columns: int) -> tuple[int, int, int]:

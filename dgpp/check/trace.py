@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dgpp.engine.model_engine import ModelEngine
-from dgpp.sample.candidates import SlotTables
 from dgpp.sample.params import SamplingParams
+from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 from kernels_numba.backend import Routes, Rows, Tensor
@@ -33,8 +33,9 @@ class Taps:
         self._hidden[index].append(self._backend.read(x, rows.count))
 
     def routed(self, layer: int, rows: Rows, routes: Routes) -> None:
-        self._ids[layer].append(routes.ids[: rows.count].copy())
-        self._weights[layer].append(routes.weights[: rows.count].copy())
+        ids, weights = self._backend.read_routes(routes, rows.count)
+        self._ids[layer].append(ids)
+        self._weights[layer].append(weights)
 
     def hidden_states(self) -> list[F32Array]:
         return [np.concatenate(self._hidden[index]) for index in sorted(self._hidden)]
@@ -55,12 +56,8 @@ class Trace:
         self._ids = ids.astype(np.int32)
         self._steps = steps
         limits = engine.limits
-        self._tables = SlotTables(
-            counts=np.zeros((limits.slots, limits.vocab_size), np.int32),
-            bias=np.zeros((limits.slots, limits.vocab_size), np.float32),
-            mask=np.zeros((limits.slots, 1, -(-limits.vocab_size // 32)), np.uint32),
-            masked=np.zeros(limits.slots, np.int32),
-        )
+        self._tables = allocate_tables(limits.slots, limits.vocab_size)
+        self._chunk_logits = engine.backend.logits(limits.chunk_limit, limits.vocab_size)
         self.taps = Taps(engine)
         self.draft_taps = Taps(engine)
         self.logits: list[F32Array] = []
@@ -103,16 +100,13 @@ class Trace:
         self.greedy.append(int(chosen.ids[0, 0]))
         self.greedy_logits.append(self._engine.full_rows([0])[0])
 
-    def _logits_of(self, count: int) -> F32Array:
-        return np.zeros((count, self._engine.limits.vocab_size), np.float32)
-
     def _read_chunk(self, start: int, count: int) -> None:
         engine = self._engine
         rows, model = engine.rows, engine.model
-        logits = self._logits_of(count)
+        logits = self._chunk_logits
         model.logits(range(count), logits)
-        self.logits.append(logits)
-        hidden = engine.backend.tensor(self.taps.hidden_states()[0].shape[1])
+        self.logits.append(engine.backend.read_logits(logits, count))
+        hidden = engine.backend.tensor(self.taps.hidden_states()[0].shape[1], wide=True)
         model.final_hidden(rows, hidden)
         self.final_norm.append(engine.backend.read(hidden, count))
         following = self._ids[start + 1 : start + count + 1]
@@ -120,10 +114,10 @@ class Trace:
             return
         rows.count = following.size
         rows.tokens[: rows.count] = following
+        engine.backend.begin(rows)
         model.forward_draft(0, rows, hidden, self.draft_taps)
-        draft = self._logits_of(rows.count)
-        model.draft_logits(0, range(rows.count), draft)
-        self.draft_logits.append(draft)
+        model.draft_logits(0, range(rows.count), logits)
+        self.draft_logits.append(engine.backend.read_logits(logits, rows.count))
         self.draft_hidden.append(engine.backend.read(model.drafts[0].hidden, rows.count))
 
 
@@ -140,6 +134,7 @@ def layer_outputs(engine: ModelEngine, trace: Trace, inputs: npt.NDArray[Any]) -
             rows.positions[: rows.count] = np.arange(start, start + rows.count)
             rows.slots[: rows.count] = SLOT
             chunk = inputs[layer, start : start + rows.count].astype(np.float32)
+            engine.backend.begin(rows)
             engine.backend.write(engine.model.work.x, chunk)
             engine.model.forward_layer(layer, rows)
             parts.append(engine.backend.read(engine.model.work.x, rows.count))

@@ -5,25 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
+from dgpp.engine.backends import make_backend
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.row_selection import RowSelector
 from dgpp.models.observer import Observer
 from dgpp.models.plan import row_capacity
 from dgpp.models.registry import Model, family_of
-from dgpp.models.sources import CheckedWeights, LoadedWeights
+from dgpp.models.sources import CheckedWeights, DummyWeights, LoadedWeights
 from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.plan import Open, Plan
 from kernels_numba.backend import Backend
-from kernels_numba.cpu.backend import CpuBackend
 
 I32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class DummyModel:
+    """A model of which only config.json is there; its weights are random."""
+
+    config: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -33,26 +41,28 @@ class _Slot:
 
 
 class ModelEngine:
-    """Implements `dgpp.engine.base.Engine` with a checkpoint's weights on the CPU backend.
+    """Implements `dgpp.engine.base.Engine` with a checkpoint's weights on the backend `backend`.
 
     Loading binds every tensor before it reads one: CheckpointError names what does not fit.
+    `threads` are the CPU backend's.
     `drafts` loads the draft layers too (their numbers can be checked; they do not serve yet).
     `observer`, when set, sees each layer of every forward.
     """
 
     def __init__(
         self,
-        checkpoint: Checkpoint | Path,
+        checkpoint: Checkpoint | Path | DummyModel,
         limits: EngineLimits,
         threads: int,
         *,
         drafts: bool = False,
+        backend: str = "cpu",
     ) -> None:
         if isinstance(checkpoint, Path):
             checkpoint = Checkpoint(checkpoint)
         self.limits = limits
         self.observer: Observer | None = None
-        self.backend: Backend = CpuBackend(row_capacity(limits), threads)
+        self.backend: Backend = make_backend(backend, row_capacity(limits), threads)
         self.model = _load(checkpoint, self.backend, drafts=drafts)
         planes = [
             self.backend.plane(limits.blocks, limits.block_tokens, p.kv_heads, p.head_dim)
@@ -64,8 +74,10 @@ class ModelEngine:
         self._slots: list[_Slot | None] = [None] * limits.slots
         self._sampled: list[int] = []
         sampled = limits.slots * (1 + limits.max_drafts)
-        self._logits = np.zeros((sampled, limits.vocab_size), np.float32)
-        self._selector = RowSelector(limits, sampled)
+        self._logits = self.backend.logits(sampled, limits.vocab_size)
+        self._selector = RowSelector(
+            self.backend.picker(sampled, limits.vocab_size, limits.candidates)
+        )
 
     def warm_up(self) -> None:
         """Compile or load every kernel and touch all scratch, before the first request."""
@@ -75,8 +87,9 @@ class ModelEngine:
             rows.positions[:count] = 0
             rows.slots[:count] = 0
             rows.tokens[:count] = 0
+            self.backend.begin(rows)
             self.model.forward(rows)
-            self.model.logits([0], self._logits[:1])
+            self.model.logits([0], self._logits)
         self._selector.warm_up(self._logits)
 
     def notes(self) -> list[str]:
@@ -91,10 +104,10 @@ class ModelEngine:
         index = self._fill(plan)
         self._sampled = plan.sampled_slots()
         if self.rows.count:
-            self.backend.begin()
+            self.backend.begin(self.rows)
             self.model.forward(self.rows, self.observer)
             if index:
-                self.model.logits(index, self._logits[: len(index)])
+                self.model.logits(index, self._logits)
 
     def _open(self, opened: Open) -> None:
         prompt = opened.request.prompt_ids.astype(np.int32)
@@ -138,9 +151,12 @@ class ModelEngine:
         return self._selector.adjusted(self._logits, rows)
 
 
-def _load(checkpoint: Checkpoint, backend: Backend, *, drafts: bool) -> Model:
+def _load(checkpoint: Checkpoint | DummyModel, backend: Backend, *, drafts: bool) -> Model:
     family = family_of(checkpoint.config)
     config = family.parse(checkpoint.config)
+    if isinstance(checkpoint, DummyModel):
+        dummy: Model = family.build(config, DummyWeights(backend), drafts=drafts)
+        return dummy
     trial = Binding(checkpoint)
     family.build(config, CheckedWeights(trial), drafts=drafts)
     trial.finish()

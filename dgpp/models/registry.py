@@ -12,7 +12,7 @@ from dgpp.models.glm4_moe.model import Glm4MoeModel
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
 from dgpp.state.declaration import StateDeclaration
-from kernels_numba.backend import Backend, F32Array, Plane, Rows, Tensor
+from kernels_numba.backend import Backend, Logits, Plane, Rows, Tensor
 
 
 class FamilyConfig(Protocol):
@@ -55,14 +55,14 @@ class Model(Protocol):
     ) -> None:
         """Draft row q from `hidden` of position q and `rows.tokens`, the tokens at q + 1."""
 
-    def draft_logits(self, level: int, index: Sequence[int], out: F32Array) -> None:
-        """Host float32 [len(index), V] of rows of the level's last forward."""
+    def draft_logits(self, level: int, index: Sequence[int], out: Logits) -> None:
+        """Logits [len(index), V] of rows of the level's last forward."""
 
     def final_hidden(self, rows: Rows, out: Tensor) -> None:
         """The last forward's rows after the final norm."""
 
-    def logits(self, index: Sequence[int], out: F32Array) -> None:
-        """Host float32 [len(index), V] of rows of the last forward."""
+    def logits(self, index: Sequence[int], out: Logits) -> None:
+        """Logits [len(index), V] of rows of the last forward."""
 
 
 @dataclass(frozen=True, slots=True)

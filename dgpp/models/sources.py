@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from dgpp.checkpoint.binding import Binding
 from kernels_numba.backend import Backend, Matrix, Tensor
-from kernels_numba.weights import Form, Part, row_bytes
+from kernels_numba.weights import DUMMY_DEVIATION, Form, Part, row_bytes
 
 FLOATS = ("BF16", "F32")
 
@@ -144,3 +145,34 @@ class LoadedWeights(CheckedWeights):
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
         parts = [to_float32(self._values(name, size, FLOATS)) for name, size in names]
         return self._backend.vector(np.concatenate(parts))
+
+
+class DummyWeights:
+    """Seeded random parameters made by the backend from shapes alone; norms are near one."""
+
+    def __init__(self, backend: Backend, seed: int = 0) -> None:
+        self._backend = backend
+        self._seeds = count(seed << 32)
+
+    def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
+        rows = sum(linear.rows for linear in linears)
+        first = linears[0]
+        return self._backend.dummy(first.form, rows, first.columns, next(self._seeds))
+
+    def _values(self, name: str, size: int) -> npt.NDArray[np.float32]:
+        rng = np.random.default_rng(next(self._seeds))
+        noise = rng.standard_normal(size, np.float32) * np.float32(DUMMY_DEVIATION)
+        return noise + np.float32(1.0) if name.endswith("norm.weight") else noise
+
+    def vector(self, item: str, name: str, size: int, dtypes: Sequence[str] = FLOATS) -> Tensor:
+        return self._backend.vector(self._values(name, size))
+
+    def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
+        parts = [self._values(name, size) for name, size in names]
+        return self._backend.vector(np.concatenate(parts))
+
+    def ignore(self, pattern: str) -> None:
+        """There are no tensors to ignore."""
+
+    def unloaded(self) -> WeightSource:
+        return PlannedWeights()

@@ -10,6 +10,7 @@ from kernels_numba.backend import (
     Attention,
     Experts,
     F32Array,
+    I32Array,
     Norm,
     Routes,
     Routing,
@@ -23,8 +24,9 @@ from kernels_numba.cpu import rows as row_kernels
 from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import Block, allocate
 from kernels_numba.cpu.norm import rms_rows
+from kernels_numba.cpu.picker import CpuPicker
 from kernels_numba.jit import config, set_num_threads, threading_layer
-from kernels_numba.weights import VECTOR, Part
+from kernels_numba.weights import VECTOR, Form, Part, dummy_part
 
 _PAIR_BUFFERS = ("input", "raw", "act", "out", "sums")
 PARTIAL_BYTES = 4 << 20
@@ -87,7 +89,7 @@ class CpuBackend:
         self.capacity = capacity
         self._cores = int(config.NUMBA_NUM_THREADS)
         self.threads = max(1, min(threads, self._cores))
-        self.begin()
+        set_num_threads(self.threads)
         self._raw = Block(allocate((capacity, VECTOR), np.float32))
         self._normed = Block(allocate((capacity, VECTOR), np.float32))
         # One row per core, not per thread: the limit on threads belongs to the calling thread.
@@ -98,7 +100,7 @@ class CpuBackend:
         self._pairs = {name: Block(allocate((1, VECTOR), np.float32)) for name in _PAIR_BUFFERS}
         self._starts = np.zeros(VECTOR, np.int32)
 
-    def begin(self) -> None:
+    def begin(self, rows: Rows) -> None:
         set_num_threads(self.threads)
 
     def notes(self) -> list[str]:
@@ -118,7 +120,7 @@ class CpuBackend:
         rows.handle = _RowHandle(rows)
         return rows
 
-    def tensor(self, width: int) -> Block:
+    def tensor(self, width: int, *, wide: bool = False) -> Block:
         return Block(allocate((self.capacity, padded(width)), np.float32), width)
 
     def vector(self, values: F32Array) -> Block:
@@ -133,6 +135,9 @@ class CpuBackend:
         self._panels = _grown(self._panels, self._cores, floats)
         return matrix
 
+    def dummy(self, form: Form, rows: int, columns: int, seed: int) -> CpuMatrix:
+        return self.matrix([dummy_part(form, rows, columns, seed)])
+
     def rotary_table(self, angles: F32Array) -> Block:
         return Block(np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
 
@@ -143,6 +148,12 @@ class CpuBackend:
         routes = Routes(self.capacity, top)
         routes.handle = _RouteHandle(routes)
         return routes
+
+    def logits(self, rows: int, vocab: int) -> F32Array:
+        return np.zeros((rows, vocab), np.float32)
+
+    def picker(self, rows: int, vocab: int, candidates: int) -> CpuPicker:
+        return CpuPicker(rows, vocab, candidates)
 
     # Rows --------------------------------------------------------------------------------------
 
@@ -168,6 +179,12 @@ class CpuBackend:
 
     def read(self, x: Block, count: int) -> F32Array:
         return x.array[:count, : x.width].copy()
+
+    def read_logits(self, logits: F32Array, count: int) -> F32Array:
+        return logits[:count].copy()
+
+    def read_routes(self, routes: Routes, count: int) -> tuple[I32Array, F32Array]:
+        return routes.ids[:count].copy(), routes.weights[:count].copy()
 
     # Projections -------------------------------------------------------------------------------
 

@@ -40,8 +40,9 @@ def tables() -> SlotTables:
 
 
 @pytest.fixture(scope="module", params=["bf16", "nvfp4"])
-def engine(request) -> ModelEngine:
-    return ModelEngine(Checkpoint(FIXTURES / f"glm-4.7-{request.param}"), LIMITS, 2)
+def engine(request, backend_name: str) -> ModelEngine:
+    checkpoint = Checkpoint(FIXTURES / f"glm-4.7-{request.param}")
+    return ModelEngine(checkpoint, LIMITS, 2, backend=backend_name)
 
 
 class Driver:

@@ -9,7 +9,7 @@ from dgpp.models.glm4_moe.layer import Glm4MoeLayer
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.observer import Observer
 from dgpp.models.sources import Linear, WeightSource
-from kernels_numba.backend import Backend, F32Array, Matrix, Norm, Plane, Rows, Tensor
+from kernels_numba.backend import Backend, Logits, Matrix, Norm, Plane, Rows, Tensor
 
 
 class Glm4MoeDraft:
@@ -37,10 +37,10 @@ class Glm4MoeDraft:
     def prepare(self, ops: Backend, angles: Tensor, plane: Plane) -> None:
         self._ops = ops
         self._layer.prepare(angles, plane)
-        self._embedded = ops.tensor(self._hidden)
+        self._embedded = ops.tensor(self._hidden, wide=True)
         self._normed = ops.tensor(self._hidden)
         self._joined = ops.tensor(2 * self._hidden)
-        self.hidden: Tensor = ops.tensor(self._hidden)
+        self.hidden: Tensor = ops.tensor(self._hidden, wide=True)
 
     def forward(
         self,
@@ -60,6 +60,6 @@ class Glm4MoeDraft:
         self._layer.forward(ops, rows, work, observer)
         ops.norm(rows, work.x, Norm(self._output_norm, self._eps), self.hidden)
 
-    def logits(self, index: Sequence[int], head: Matrix, out: F32Array) -> None:
-        """float32 [len(index), V] of rows `index` of the last forward."""
+    def logits(self, index: Sequence[int], head: Matrix, out: Logits) -> None:
+        """Logits [len(index), V] of rows `index` of the last forward."""
         self._ops.head(self.hidden, index, None, head, out)

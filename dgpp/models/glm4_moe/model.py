@@ -12,7 +12,7 @@ from dgpp.models.layers.workspace import Workspace
 from dgpp.models.observer import Observer
 from dgpp.models.sources import Linear, WeightSource
 from dgpp.state.declaration import StateDeclaration
-from kernels_numba.backend import Backend, F32Array, Norm, Plane, Rows, Tensor
+from kernels_numba.backend import Backend, Logits, Norm, Plane, Rows, Tensor
 
 
 class Glm4MoeModel:
@@ -77,14 +77,14 @@ class Glm4MoeModel:
         """Draft row q from `hidden` of position q and `rows.tokens`, the tokens at q + 1."""
         self.drafts[level].forward(rows, hidden, self.embedding, self.work, observer)
 
-    def draft_logits(self, level: int, index: Sequence[int], out: F32Array) -> None:
-        """float32 [len(index), V] of rows of the level's last forward."""
+    def draft_logits(self, level: int, index: Sequence[int], out: Logits) -> None:
+        """Logits [len(index), V] of rows of the level's last forward."""
         self.drafts[level].logits(index, self.head, out)
 
     def final_hidden(self, rows: Rows, out: Tensor) -> None:
         """out[r] = the last forward's row r after the final norm."""
         self._ops.norm(rows, self.work.x, self._norm, out)
 
-    def logits(self, index: Sequence[int], out: F32Array) -> None:
-        """float32 [len(index), V] of rows `index` of the last forward."""
+    def logits(self, index: Sequence[int], out: Logits) -> None:
+        """Logits [len(index), V] of rows `index` of the last forward."""
         self._ops.head(self.work.x, index, self._norm, self.head, out)

@@ -30,10 +30,10 @@ class Workspace:
     """x: the residual; the others are free between a layer's operations."""
 
     def __init__(self, backend: Backend, shape: WorkspaceShape) -> None:
-        self.x: Tensor = backend.tensor(shape.hidden)
+        self.x: Tensor = backend.tensor(shape.hidden, wide=True)
         self.normed: Tensor = backend.tensor(shape.hidden)
-        self.shared: Tensor = backend.tensor(shape.hidden)
-        self.qkv: Tensor = backend.tensor(shape.qkv)
+        self.shared: Tensor = backend.tensor(shape.hidden, wide=True)
+        self.qkv: Tensor = backend.tensor(shape.qkv, wide=True)
         self.queries: Tensor = backend.tensor(shape.queries)
         self.attended: Tensor = backend.tensor(shape.attended)
         self.act: Tensor = backend.tensor(shape.intermediate)

@@ -1,4 +1,7 @@
-"""Random weights of each form and the values they stand for, decoded independently."""
+"""Random weights of each form and the values they stand for, decoded independently.
+
+Rows are multiples of bf16's steps: a backend with bf16 activations gets what the oracle gets.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import numpy as np
 
 from kernels_numba.weights import Form, Part
 
-CAPACITY = 40
+CAPACITY = 150
+EXACT, NARROW = 2e-5, 1e-2
+"""Errors relative to the largest value: float32 sums; bf16 somewhere on the way."""
 
 
 def bf16_bits(values: np.ndarray) -> np.ndarray:
@@ -15,6 +20,30 @@ def bf16_bits(values: np.ndarray) -> np.ndarray:
 
 def bf16_values(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def bf16_rows(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return bf16_values(bf16_bits(rng.standard_normal(shape)))
+
+
+def rows_of(backend, count):
+    """Rows 0 … count − 1 of some step, sent."""
+    rows = backend.rows(2, 4)
+    rows.count = count
+    backend.begin(rows)
+    return rows
+
+
+def tensor_of(backend, values, *, wide=False):
+    tensor = backend.tensor(values.shape[1], wide=wide)
+    backend.write(tensor, values.astype(np.float32))
+    return tensor
+
+
+def close(backend, got, wanted, narrow=NARROW):
+    """Near in float32; on a bf16 backend within `narrow` of the largest value."""
+    error = EXACT if backend.name == "cpu" else narrow
+    np.testing.assert_allclose(got, wanted, rtol=error, atol=error * np.abs(wanted).max())
 
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float64)

@@ -56,7 +56,7 @@ class Harness:
         self.shape = Attention(HEADS, KV_HEADS, dim, dim**-0.5, table, norm, norm)
         self.plane = backend.plane(64, BLOCK, KV_HEADS, dim)
         self.rows = backend.rows(3, 32)
-        self.qkv = backend.tensor((HEADS + 2 * KV_HEADS) * dim)
+        self.qkv = backend.tensor((HEADS + 2 * KV_HEADS) * dim, wide=True)
         self.queries = backend.tensor(HEADS * (-(-dim // 16) * 16))
         self.out = backend.tensor(HEADS * dim)
 
@@ -64,15 +64,17 @@ class Harness:
         """Rows (slot, request, position) as one batch; their outputs."""
         rows = self.rows
         rows.count = len(work)
-        for r, (slot, request, position) in enumerate(work):
+        values = np.stack([request.qkv[position] for _, request, position in work])
+        for r, (slot, _, position) in enumerate(work):
             rows.slots[r], rows.positions[r] = slot, position
-            self.qkv.array[r, : request.qkv.shape[1]] = request.qkv[position]
+        self.backend.begin(rows)
+        self.backend.write(self.qkv, values)
         self.backend.rotary_cache_write(rows, self.qkv, self.shape, self.plane, self.queries)
         self.backend.attend_paged(rows, self.queries, self.shape, self.plane, self.out)
-        return self.out.array[: len(work), : HEADS * self.dim].copy()
+        return self.backend.read(self.out, len(work))
 
 
-@pytest.mark.parametrize("dim", [16, 24, 64])
+@pytest.mark.parametrize("dim", [16, 24, 64, 128, 192])
 def test_chunks_and_decode_give_the_oracle_and_the_same_bits(backend, dim) -> None:
     tokens = 300
     angles = np.outer(np.arange(tokens), 1.0 / 10 ** np.arange(dim // 4))
@@ -88,7 +90,8 @@ def test_chunks_and_decode_give_the_oracle_and_the_same_bits(backend, dim) -> No
             for start in range(0, tokens, size)
         ]
         by_chunks[size] = np.concatenate(parts)
-    np.testing.assert_allclose(by_chunks[1], request.expected, atol=3e-5)
+    error = 3e-5 if backend.name == "cpu" else 3e-2
+    np.testing.assert_allclose(by_chunks[1], request.expected, atol=error)
     np.testing.assert_array_equal(by_chunks[7], by_chunks[1])
     np.testing.assert_array_equal(by_chunks[CAPACITY], by_chunks[1])
 
@@ -113,5 +116,7 @@ def test_batch_mates_do_not_change_a_row(backend) -> None:
 
 
 def test_blocks_must_divide_a_span(backend) -> None:
+    if backend.name != "cpu":
+        pytest.skip("spans of the CUDA backend may cross blocks")
     with pytest.raises(ValueError, match="block_tokens must divide 128"):
         backend.plane(4, 48, 1, 16)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_oracles import CAPACITY, random_part
+from kernel_oracles import CAPACITY, bf16_rows, close, random_part, rows_of, tensor_of
 
 from kernels_numba.backend import Experts, Routing
 from kernels_numba.weights import Form
 
 EXPERTS, TOP, HIDDEN, INNER = 8, 3, 64, 32
-
-
-def rows_of(backend, count):
-    rows = backend.rows(2, 4)
-    rows.count = count
-    return rows
 
 
 def make(backend, form):
@@ -36,30 +30,30 @@ def make(backend, form):
 
 
 @pytest.mark.parametrize("form", [Form.BF16, Form.NVFP4])
-@pytest.mark.parametrize("count", [1, 5, CAPACITY])
+@pytest.mark.parametrize("count", [1, 5, 40, CAPACITY])
 def test_moe_is_the_weighted_sum_of_its_experts(backend, form, count) -> None:
     routing, experts, gate, bias, (sides, downs) = make(backend, form)
     rng = np.random.default_rng(4)
-    x, shared, out = (backend.tensor(HIDDEN) for _ in range(3))
-    for tensor in (x, shared, out):
-        tensor.array[:, :HIDDEN] = rng.standard_normal((CAPACITY, HIDDEN))
-    before = out.array[:count, :HIDDEN].astype(np.float64)
+    x, shared, before = (bf16_rows(rng, CAPACITY, HIDDEN) for _ in range(3))
+    out = tensor_of(backend, before, wide=True)
+    source = tensor_of(backend, x)
     rows, routes = rows_of(backend, count), backend.routes(TOP)
-    backend.route(rows, x, routing, routes)
-    backend.moe(rows, x, experts, routes, shared, out)
+    backend.route(rows, source, routing, routes)
+    backend.moe(rows, source, experts, routes, tensor_of(backend, shared, wide=True), out)
+    ids, given = backend.read_routes(routes, count)
+    got = backend.read(out, count)
     for r in range(count):
-        row = x.array[r, :HIDDEN].astype(np.float64)
+        row = x[r].astype(np.float64)
         score = 1 / (1 + np.exp(-(gate @ row)))
         chosen = np.sort(np.argsort(-(score + bias), kind="stable")[:TOP])
         weights = score[chosen] / (score[chosen].sum() + 1e-20) * 2.5
-        np.testing.assert_array_equal(routes.ids[r], chosen)
-        np.testing.assert_allclose(routes.weights[r], weights, rtol=1e-5)
-        total = before[r] + shared.array[r, :HIDDEN]
+        np.testing.assert_array_equal(ids[r], chosen)
+        np.testing.assert_allclose(given[r], weights, rtol=1e-5)
+        total = before[r].astype(np.float64) + shared[r]
         for e, weight in zip(chosen, weights, strict=True):
             g, u = sides[2 * e] @ row, sides[2 * e + 1] @ row
             total = total + weight * (downs[e] @ (g / (1 + np.exp(-g)) * u))
-        got = out.array[r, :HIDDEN]
-        np.testing.assert_allclose(got, total, rtol=1e-4, atol=1e-4 * np.abs(total).max())
+        close(backend, got[r], total)
 
 
 def test_equal_scores_go_to_the_lower_expert(backend) -> None:
@@ -74,23 +68,23 @@ def test_equal_scores_go_to_the_lower_expert(backend) -> None:
     )
     rows, routes = rows_of(backend, 2), backend.routes(TOP)
     backend.route(rows, backend.tensor(HIDDEN), routing, routes)
-    np.testing.assert_array_equal(routes.ids[:2], [[0, 1, 2]] * 2)
-    np.testing.assert_array_equal(routes.weights[:2], np.full((2, TOP), 0.5, np.float32))
+    ids, weights = backend.read_routes(routes, 2)
+    np.testing.assert_array_equal(ids, [[0, 1, 2]] * 2)
+    np.testing.assert_array_equal(weights, np.full((2, TOP), 0.5, np.float32))
 
 
-def test_a_row_keeps_its_bits_whoever_shares_its_experts(backend) -> None:
-    routing, experts, _, _, _ = make(backend, Form.BF16)
-    x = backend.tensor(HIDDEN)
-    x.array[:, :HIDDEN] = np.random.default_rng(4).standard_normal((CAPACITY, HIDDEN))
+@pytest.mark.parametrize("form", [Form.BF16, Form.NVFP4])
+def test_a_row_keeps_its_bits_whoever_shares_its_experts(backend, form) -> None:
+    routing, experts, _, _, _ = make(backend, form)
+    x = bf16_rows(np.random.default_rng(4), CAPACITY, HIDDEN)
     routes = backend.routes(TOP)
 
     def run(order):
-        taken, out = backend.tensor(HIDDEN), backend.tensor(HIDDEN)
-        taken.array[: len(order)] = x.array[order]
+        taken, out = tensor_of(backend, x[order]), backend.tensor(HIDDEN, wide=True)
         rows = rows_of(backend, len(order))
         backend.route(rows, taken, routing, routes)
         backend.moe(rows, taken, experts, routes, None, out)
-        return out.array[: len(order)].copy()
+        return backend.read(out, len(order))
 
     alone = [run([r])[0] for r in range(CAPACITY)]
     for order in ([3, 1], list(range(16)), list(range(CAPACITY))[::-1]):

@@ -6,20 +6,25 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels_numba.cpu import pick
+from kernels_numba.backend import Adjustment
 
 
-def run(logits: np.ndarray, k: int, temperature: float = 1.0):
-    size = logits.size
-    tops = np.zeros(-(-size // pick.GROUP), np.float32)
-    chunks = -(-size // pick.CHUNK)
-    partials = np.zeros(1 << (chunks - 1).bit_length(), np.float64)
-    ids, values = np.zeros(k, np.int32), np.zeros(k, np.float32)
-    held, lse = pick.pick_row(logits, temperature, tops, partials, ids, values)
-    return ids, values, held, lse
+def logits_of(backend, values: np.ndarray):
+    logits = backend.logits(*values.shape)
+    if backend.name == "cpu":
+        logits[...] = values
+    else:
+        backend.write(logits, values)
+    return logits
+
+
+def run(backend, values: np.ndarray, k: int, *adjustments: Adjustment):
+    rows = values.reshape(max(1, len(adjustments)), -1)
+    picker = backend.picker(rows.shape[0], rows.shape[1], k)
+    return picker.pick(logits_of(backend, rows), adjustments or [Adjustment(1.0)])
 
 
 def expected_order(logits: np.ndarray) -> np.ndarray:
@@ -27,7 +32,25 @@ def expected_order(logits: np.ndarray) -> np.ndarray:
     return present[np.lexsort((present, -logits[present]))]
 
 
-@settings(max_examples=150, deadline=None)
+def check(backend, logits: np.ndarray, k: int, temperature: float) -> None:
+    picked = run(backend, logits, k, Adjustment(temperature))
+    ids, held = picked.ids[0], picked.held[0]
+    wanted = expected_order(logits)[:k]
+    assert held == len(wanted)
+    np.testing.assert_array_equal(ids[:held], wanted)
+    np.testing.assert_array_equal(picked.values[0, :held], logits[wanted])
+    assert (ids[held:] == -1).all()
+    if not held:
+        assert picked.lse[0] == -np.inf
+        return
+    scaled = (logits[logits > -np.inf] / np.float32(temperature)).astype(np.float64)
+    total = math.fsum(np.exp(scaled - scaled.max()))
+    assert picked.lse[0] == pytest.approx(scaled.max() + math.log(total), abs=1e-12, rel=1e-13)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     size=st.integers(1, 3000),
     k=st.sampled_from([1, 5, 128]),
@@ -37,43 +60,61 @@ def expected_order(logits: np.ndarray) -> np.ndarray:
     seed=st.integers(0, 2**32 - 1),
 )
 def test_candidates_are_the_head_of_the_canonical_order(
-    size, k, levels, absent, temperature, seed
+    backend, size, k, levels, absent, temperature, seed
 ) -> None:
     rng = np.random.default_rng(seed)
     logits = (rng.integers(-levels, levels, size) / levels * 12).astype(np.float32)
     logits[rng.random(size) < absent] = -np.inf
-    k = min(k, size)
-    ids, values, held, lse = run(logits, k, temperature)
-    wanted = expected_order(logits)[:k]
-    assert held == len(wanted)
-    np.testing.assert_array_equal(ids[:held], wanted)
-    np.testing.assert_array_equal(values[:held], logits[wanted])
-    assert (ids[held:] == -1).all()
-    if not held:
-        assert lse == -np.inf
-        return
-    scaled = (logits[logits > -np.inf] / np.float32(temperature)).astype(np.float64)
-    total = math.fsum(np.exp(scaled - scaled.max()))
-    assert lse == pytest.approx(scaled.max() + math.log(total), abs=1e-12, rel=1e-13)
+    check(backend, logits, min(k, size), temperature)
 
 
-def test_zeros_of_both_signs_tie_and_the_lower_id_wins() -> None:
-    logits = np.array([-1.0, -0.0, 0.0, -0.0], np.float32)
-    ids, _, held, _ = run(logits, 4)
-    assert held == 4
-    assert ids.tolist() == [1, 2, 3, 0]
+@pytest.mark.parametrize("levels", [1, 3, 10**6])
+def test_a_whole_vocabulary(backend, levels) -> None:
+    size = 151_552
+    logits = np.random.default_rng(levels).integers(-levels, levels, size) / levels * 9
+    check(backend, logits.astype(np.float32), 128, 0.7)
 
 
-def test_penalties_come_in_order_and_touch_seen_ids_only() -> None:
+def test_zeros_of_both_signs_tie_and_the_lower_id_wins(backend) -> None:
+    picked = run(backend, np.array([-1.0, -0.0, 0.0, -0.0], np.float32), 4)
+    assert picked.held[0] == 4
+    assert picked.ids[0].tolist() == [1, 2, 3, 0]
+
+
+def adjusted(backend, values: np.ndarray, adjustment: Adjustment):
+    picker = backend.picker(1, values.size, 1)
+    logits = logits_of(backend, values.reshape(1, -1))
+    picked = picker.pick(logits, [adjustment])
+    return picker.adjusted(logits, [0])[0], picked
+
+
+def test_penalties_come_in_order_and_touch_seen_ids_only(backend) -> None:
     logits = np.array([2.0, -2.0, 1.0, 3.0], np.float32)
     counts = np.array([1, 3, 0, 0], np.int32)
     bias = np.array([0.0, 0.0, 0.0, -100.0], np.float32)
-    out = np.zeros(4, np.float32)
-    pick.adjust_row(logits, out, counts, 2.0, 0.5, 0.25, bias, 1)
+    out, _ = adjusted(backend, logits, Adjustment(1.0, counts, 2.0, 0.5, 0.25, bias))
     assert out.tolist() == [2 / 2 - 0.5 - 0.25, -2 * 2 - 1.5 - 0.25, 1.0, -97.0]
+    out, _ = adjusted(backend, logits, Adjustment(1.0, bias=bias))
+    assert out.tolist() == [2.0, -2.0, 1.0, -97.0]
 
 
-def test_mask_bits_keep_ids() -> None:
+def test_mask_bits_keep_ids(backend) -> None:
     logits = np.arange(40, dtype=np.float32)
-    assert pick.mask_row(logits, np.array([1 << 31 | 1, 2], np.uint32)) == 3
-    assert np.flatnonzero(logits > -np.inf).tolist() == [0, 31, 33]
+    mask = np.array([1 << 31 | 1, 2], np.uint32)
+    out, picked = adjusted(backend, logits, Adjustment(1.0, mask=mask))
+    assert picked.present[0] == 3
+    assert picked.ids[0, 0] == 33
+    assert np.flatnonzero(out > -np.inf).tolist() == [0, 31, 33]
+
+
+def test_rows_are_adjusted_each_for_itself(backend) -> None:
+    values = np.random.default_rng(1).standard_normal((3, 200)).astype(np.float32)
+    mask = np.zeros(7, np.uint32)
+    mask[2] = 1 << 5
+    picked = run(backend, values, 3, Adjustment(1.0), Adjustment(2.0, mask=mask), Adjustment(0.5))
+    assert picked.present.tolist() == [200, 1, 200]
+    assert picked.held.tolist() == [3, 1, 3]
+    assert picked.ids[1].tolist() == [69, -1, -1]
+    for r in (0, 2):
+        assert picked.ids[r].tolist() == np.argsort(-values[r])[:3].tolist()
+    assert picked.lse[1] == pytest.approx(values[1, 69] / 2, rel=1e-12)

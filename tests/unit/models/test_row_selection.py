@@ -5,27 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.row_selection import RowSelector
 from dgpp.sample.candidates import SlotTables
 from dgpp.sample.params import SamplingParams
+from kernels_numba.cpu.picker import CpuPicker
 
 VOCAB = 70
 
 
 @pytest.fixture
 def selector() -> RowSelector:
-    limits = EngineLimits(
-        slots=3,
-        vocab_size=VOCAB,
-        position_ceiling=64,
-        block_tokens=16,
-        blocks=4,
-        chunk_align=16,
-        chunk_limit=16,
-        candidates=5,
-    )
-    return RowSelector(limits, 4)
+    return RowSelector(CpuPicker(4, VOCAB, 5))
 
 
 @pytest.fixture

@@ -1,0 +1,381 @@
+// Rotary with cache write, and grouped-query attention over paged keys and values.
+//
+// The cache is bf16 [blocks, kv_heads, block_tokens, HEAD_DIM]; HEAD_DIM is the head's width padded
+// to 32. Keys are cut into spans of SPAN at fixed absolute positions. Each span gives a maximum, a
+// sum and a weighted value row from nothing but itself; spans merge in order. Both kernels compute
+// a span by the same instructions, so a row's bits do not depend on which of them ran.
+#include "common.cuh"
+
+constexpr int SPAN = 128;
+constexpr int UNITS = HEAD_DIM / 8;
+constexpr int STEPS = HEAD_DIM / 32;
+constexpr int TILE_HEADS = 16;
+constexpr int SPLIT_WARPS = 4;
+constexpr int SHARED_WARPS = 8;
+
+struct Pool {
+    const u16* keys;
+    const u16* values;
+    const int* table;
+    u32 block_tokens;
+    i64 kv_heads;
+    i64 head;
+
+    __device__ __forceinline__ i64 at(u32 position) const {
+        const i64 block = table[position / block_tokens];
+        return ((block * kv_heads + head) * block_tokens + position % block_tokens) * HEAD_DIM;
+    }
+};
+
+__device__ __forceinline__ int place(int row, int unit) {
+    if (UNITS % 8 != 0) return row * UNITS + unit;
+    return row * UNITS + (unit ^ ((row & 1) << 2 | (row >> 1 & 3)));
+}
+
+// Start copying the span's keys and values up to `last`; what lies beyond is zero.
+__device__ __forceinline__ void load_span(
+    uint4* keys, uint4* values, const Pool& pool, i64 first, i64 last) {
+    for (int index = threadIdx.x; index < SPAN * UNITS; index += blockDim.x) {
+        const int row = index / UNITS, unit = index % UNITS;
+        const int to = place(row, unit);
+        if (first + row <= last) {
+            const i64 from = pool.at(static_cast<u32>(first) + row) + 8 * unit;
+            copy_async_16(shared_address(keys + to), pool.keys + from);
+            copy_async_16(shared_address(values + to), pool.values + from);
+        } else {
+            keys[to] = values[to] = make_uint4(0, 0, 0, 0);
+        }
+    }
+    copy_commit();
+}
+
+// Sixteen heads of one row: lane 4 g + t holds values 32 s + 8 t ... + 7 of heads g and g + 8.
+struct Queries {
+    uint4 low[STEPS];
+    uint4 high[STEPS];
+
+    __device__ __forceinline__ void load(const u16* row, i64 head0, i64 group, i64 dim, int lane) {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s) {
+            const int at = 32 * s + 8 * t;
+            low[s] = high[s] = make_uint4(0, 0, 0, 0);
+            if (at < dim && g < group) {
+                low[s] = *reinterpret_cast<const uint4*>(row + (head0 + g) * dim + at);
+            }
+            if (at < dim && g + 8 < group) {
+                high[s] = *reinterpret_cast<const uint4*>(row + (head0 + g + 8) * dim + at);
+            }
+        }
+    }
+};
+
+// Scores of eight keys; -inf beyond `last`.
+__device__ __forceinline__ void score_keys(
+    float (&score)[4], const Queries& queries, const uint4* keys, int key0, i64 first, i64 last,
+    int lane) {
+    const int g = lane / 4, t = lane % 4;
+    score[0] = score[1] = score[2] = score[3] = 0.0f;
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+        const uint4 key = keys[place(key0 + g, 4 * s + t)];
+        const uint4 low = queries.low[s], high = queries.high[s];
+        mma(score, low.x, high.x, low.y, high.y, key.x, key.y);
+        mma(score, low.z, high.z, low.w, high.w, key.z, key.w);
+    }
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+        if (first + key0 + 2 * t + c % 2 > last) score[c] = NEGATIVE_INFINITY;
+    }
+}
+
+// The largest of a value over the four lanes that share heads.
+__device__ __forceinline__ float quad_max(float value) {
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float value) {
+    value += __shfl_xor_sync(0xffffffffu, value, 1);
+    return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
+
+// Turns the scores of 32 keys into bf16 weights exp(scale (score - top)), in place as the first
+// operand of two matrix instructions, and sums them.
+__device__ __forceinline__ void weigh_keys(
+    const float (&scores)[4][4], float top_low, float top_high, float scale, u32 (&weights)[2][4],
+    float& sum_low, float& sum_high) {
+    float low = 0.0f, high = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        const u32 first = pack_bf16(
+            exp2f(__fmul_rn(__fsub_rn(scores[n][0], top_low), scale)),
+            exp2f(__fmul_rn(__fsub_rn(scores[n][1], top_low), scale)));
+        const u32 second = pack_bf16(
+            exp2f(__fmul_rn(__fsub_rn(scores[n][2], top_high), scale)),
+            exp2f(__fmul_rn(__fsub_rn(scores[n][3], top_high), scale)));
+        weights[n / 2][n % 2 * 2] = first;
+        weights[n / 2][n % 2 * 2 + 1] = second;
+        low = __fadd_rn(__fadd_rn(low, bf16_float(first & 0xffffu)), bf16_float(first >> 16));
+        high = __fadd_rn(__fadd_rn(high, bf16_float(second & 0xffffu)), bf16_float(second >> 16));
+    }
+    sum_low = quad_sum(low);
+    sum_high = quad_sum(high);
+}
+
+// Values of keys key0 ... + 15 at units `unit` and `unit` + 1, as second operands.
+__device__ __forceinline__ void load_values(
+    u32 (&b)[4], const uint4* values, int key0, int unit, int lane) {
+    const int row = key0 + lane % 16;
+    const u32 from = shared_address(values + place(row, unit + lane / 16));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(from));
+}
+
+// Factors that bring a total and a span to their common maximum.
+struct Merge {
+    float top, old_factor, new_factor;
+
+    __device__ __forceinline__ Merge(float old_top, float new_top, float scale) {
+        top = fmaxf(old_top, new_top);
+        old_factor = exp2f(__fmul_rn(__fsub_rn(old_top, top), scale));
+        new_factor = exp2f(__fmul_rn(__fsub_rn(new_top, top), scale));
+    }
+
+    __device__ __forceinline__ float apply(float old_value, float new_value) const {
+        return __fmaf_rn(new_value, new_factor, __fmul_rn(old_value, old_factor));
+    }
+};
+
+// One block per (span, kv head and sixteen of its heads, row): the span's partial result to
+// `partials` [row, tile, span][16][HEAD_DIM + 2]: values, maximum, sum.
+extern "C" __global__ void __launch_bounds__(32 * SPLIT_WARPS) attend_split(
+    const u16* queries, i64 queries_stride, const int* positions, const int* slots,
+    const int* tables, i64 width, i64 row0, i64 group, i64 kv_heads, i64 dim, double scale,
+    const u16* keys, const u16* values, i64 block_tokens, float* partials) {
+    extern __shared__ __align__(16) u8 memory[];
+    __shared__ float tops[SPLIT_WARPS][TILE_HEADS], sums[SPLIT_WARPS][TILE_HEADS];
+    __shared__ u32 weights[SPAN / 16][4][32];
+    uint4* shared_keys = reinterpret_cast<uint4*>(memory);
+    uint4* shared_values = shared_keys + SPAN * UNITS;
+    const i64 row = row0 + blockIdx.z, last = positions[row];
+    const i64 first = static_cast<i64>(blockIdx.x) * SPAN;
+    if (first > last) return;
+    const i64 blocks = (group + TILE_HEADS - 1) / TILE_HEADS;
+    const i64 head = blockIdx.y / blocks, part = blockIdx.y % blocks;
+    const float factor = static_cast<float>(scale * 1.4426950408889634);
+    const Pool pool{keys, values, tables + slots[row] * width, static_cast<u32>(block_tokens),
+                    kv_heads, head};
+    load_span(shared_keys, shared_values, pool, first, last);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    Queries mine;
+    mine.load(queries + row * queries_stride, head * group + part * TILE_HEADS,
+              group - part * TILE_HEADS, dim, lane);
+    copy_wait<0>();
+    __syncthreads();
+
+    float scores[4][4], low = NEGATIVE_INFINITY, high = NEGATIVE_INFINITY;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        score_keys(scores[n], mine, shared_keys, 32 * warp + 8 * n, first, last, lane);
+        low = fmaxf(low, fmaxf(scores[n][0], scores[n][1]));
+        high = fmaxf(high, fmaxf(scores[n][2], scores[n][3]));
+    }
+    low = quad_max(low);
+    high = quad_max(high);
+    if (t == 0) {
+        tops[warp][g] = low;
+        tops[warp][g + 8] = high;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < SPLIT_WARPS; ++w) {
+        low = fmaxf(low, tops[w][g]);
+        high = fmaxf(high, tops[w][g + 8]);
+    }
+    u32 own[2][4];
+    float sum_low, sum_high;
+    weigh_keys(scores, low, high, factor, own, sum_low, sum_high);
+    if (t == 0) {
+        sums[warp][g] = sum_low;
+        sums[warp][g + 8] = sum_high;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) weights[2 * warp + half][c][lane] = own[half][c];
+    }
+    __syncthreads();
+
+    float* to = partials +
+        ((static_cast<i64>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) *
+            TILE_HEADS * (HEAD_DIM + 2);
+    for (int unit = 2 * warp; unit < UNITS; unit += 2 * SPLIT_WARPS) {
+        float out[2][4] = {};
+#pragma unroll
+        for (int j = 0; j < SPAN / 16; ++j) {
+            u32 b[4];
+            load_values(b, shared_values, 16 * j, unit, lane);
+            const u32 a0 = weights[j][0][lane], a1 = weights[j][1][lane];
+            const u32 a2 = weights[j][2][lane], a3 = weights[j][3][lane];
+            mma(out[0], a0, a1, a2, a3, b[0], b[1]);
+            mma(out[1], a0, a1, a2, a3, b[2], b[3]);
+        }
+#pragma unroll
+        for (int u = 0; u < 2; ++u) {
+            const int column = 8 * (unit + u) + 2 * t;
+            float* low_row = to + g * (HEAD_DIM + 2) + column;
+            float* high_row = to + (g + 8) * (HEAD_DIM + 2) + column;
+            low_row[0] = out[u][0];
+            low_row[1] = out[u][1];
+            high_row[0] = out[u][2];
+            high_row[1] = out[u][3];
+        }
+    }
+    if (warp == 0 && t == 0) {
+        float total_low = sums[0][g], total_high = sums[0][g + 8];
+        for (int w = 1; w < SPLIT_WARPS; ++w) {
+            total_low = __fadd_rn(total_low, sums[w][g]);
+            total_high = __fadd_rn(total_high, sums[w][g + 8]);
+        }
+        to[g * (HEAD_DIM + 2) + HEAD_DIM] = low;
+        to[g * (HEAD_DIM + 2) + HEAD_DIM + 1] = total_low;
+        to[(g + 8) * (HEAD_DIM + 2) + HEAD_DIM] = high;
+        to[(g + 8) * (HEAD_DIM + 2) + HEAD_DIM + 1] = total_high;
+    }
+}
+
+// Merge a row's spans in order. One block of HEAD_DIM threads per (head, row).
+extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(
+    const float* partials, i64 spans, const int* positions, i64 row0, i64 group, i64 kv_heads,
+    i64 dim, double scale, u16* out, i64 out_stride) {
+    const i64 blocks = (group + TILE_HEADS - 1) / TILE_HEADS;
+    const i64 row = row0 + blockIdx.y, head = blockIdx.x, inner = head % group;
+    const i64 tile = head / group * blocks + inner / TILE_HEADS;
+    const float factor = static_cast<float>(scale * 1.4426950408889634);
+    const i64 held = positions[row] / SPAN + 1;
+    const float* from = partials +
+        ((blockIdx.y * kv_heads * blocks + tile) * spans * TILE_HEADS + inner % TILE_HEADS) *
+            (HEAD_DIM + 2);
+    float top = NEGATIVE_INFINITY, sum = 0.0f, value = 0.0f;
+#pragma unroll 4
+    for (i64 span = 0; span < held; ++span, from += TILE_HEADS * (HEAD_DIM + 2)) {
+        const Merge merge(top, from[HEAD_DIM], factor);
+        sum = merge.apply(sum, from[HEAD_DIM + 1]);
+        value = merge.apply(value, from[threadIdx.x]);
+        top = merge.top;
+    }
+    if (threadIdx.x < dim) {
+        const float result = __fdiv_rn(value, sum);
+        out[row * out_stride + head * dim + threadIdx.x] = static_cast<u16>(pack_bf16(result, 0));
+    }
+}
+
+#if HEAD_DIM <= 128
+// Eight rows a block share the spans of their slot; a warp keeps one row's sixteen heads.
+// Grid: (rows / 8, kv head and sixteen of its heads).
+extern "C" __global__ void __launch_bounds__(32 * SHARED_WARPS) attend_shared(
+    const u16* queries, i64 queries_stride, const int* positions, const int* slots,
+    const int* tables, i64 width, i64 rows, i64 group, i64 kv_heads, i64 dim, double scale,
+    const u16* keys, const u16* values, i64 block_tokens, u16* out, i64 out_stride) {
+    extern __shared__ __align__(16) u8 memory[];
+    uint4* shared_keys = reinterpret_cast<uint4*>(memory);
+    uint4* shared_values = shared_keys + SPAN * UNITS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const i64 blocks = (group + TILE_HEADS - 1) / TILE_HEADS;
+    const i64 head = blockIdx.y / blocks, part = blockIdx.y % blocks;
+    const float factor = static_cast<float>(scale * 1.4426950408889634);
+    const i64 block_row = static_cast<i64>(blockIdx.x) * SHARED_WARPS;
+    const i64 held = min(static_cast<i64>(SHARED_WARPS), rows - block_row);
+    const i64 row = block_row + warp;
+    const bool real = warp < held;
+    const i64 last = real ? positions[row] : -1;
+    const i64 head0 = head * group + part * TILE_HEADS, heads = group - part * TILE_HEADS;
+    Queries mine;
+    if (real) mine.load(queries + row * queries_stride, head0, heads, dim, lane);
+    float top_low = NEGATIVE_INFINITY, top_high = NEGATIVE_INFINITY;
+    float sum_low = 0.0f, sum_high = 0.0f;
+    float total[UNITS][4] = {};
+    for (i64 leader = 0; leader < held; ++leader) {
+        const int slot = slots[block_row + leader];
+        bool seen = false;
+        i64 limit = -1;
+        for (i64 other = 0; other < held; ++other) {
+            if (slots[block_row + other] != slot) continue;
+            seen |= other < leader;
+            limit = max(limit, static_cast<i64>(positions[block_row + other]));
+        }
+        if (seen) continue;
+        const bool taking = real && slots[row] == slot;
+        const Pool pool{keys, values, tables + slot * width, static_cast<u32>(block_tokens),
+                        kv_heads, head};
+        for (i64 first = 0; first <= limit; first += SPAN) {
+            __syncthreads();
+            load_span(shared_keys, shared_values, pool, first, limit);
+            copy_wait<0>();
+            __syncthreads();
+            if (!taking || first > last) continue;
+            float scores[SPAN / 32][4][4], low = NEGATIVE_INFINITY, high = NEGATIVE_INFINITY;
+#pragma unroll
+            for (int n = 0; n < SPAN / 8; ++n) {
+                float(&score)[4] = scores[n / 4][n % 4];
+                score_keys(score, mine, shared_keys, 8 * n, first, last, lane);
+                low = fmaxf(low, fmaxf(score[0], score[1]));
+                high = fmaxf(high, fmaxf(score[2], score[3]));
+            }
+            low = quad_max(low);
+            high = quad_max(high);
+            u32 weights[SPAN / 32][2][4];
+            float span_low, span_high;
+#pragma unroll
+            for (int part32 = 0; part32 < SPAN / 32; ++part32) {
+                float a, b;
+                weigh_keys(scores[part32], low, high, factor, weights[part32], a, b);
+                span_low = part32 == 0 ? a : __fadd_rn(span_low, a);
+                span_high = part32 == 0 ? b : __fadd_rn(span_high, b);
+            }
+            const Merge merge_low(top_low, low, factor), merge_high(top_high, high, factor);
+            sum_low = merge_low.apply(sum_low, span_low);
+            sum_high = merge_high.apply(sum_high, span_high);
+            top_low = merge_low.top;
+            top_high = merge_high.top;
+#pragma unroll
+            for (int unit = 0; unit < UNITS; unit += 2) {
+                float own[2][4] = {};
+#pragma unroll
+                for (int j = 0; j < SPAN / 16; ++j) {
+                    u32 b[4];
+                    load_values(b, shared_values, 16 * j, unit, lane);
+                    const u32(&a)[4] = weights[j / 2][j % 2];
+                    mma(own[0], a[0], a[1], a[2], a[3], b[0], b[1]);
+                    mma(own[1], a[0], a[1], a[2], a[3], b[2], b[3]);
+                }
+#pragma unroll
+                for (int u = 0; u < 2; ++u) {
+                    float(&held_values)[4] = total[unit + u];
+                    held_values[0] = merge_low.apply(held_values[0], own[u][0]);
+                    held_values[1] = merge_low.apply(held_values[1], own[u][1]);
+                    held_values[2] = merge_high.apply(held_values[2], own[u][2]);
+                    held_values[3] = merge_high.apply(held_values[3], own[u][3]);
+                }
+            }
+        }
+    }
+    if (!real) return;
+    u16* to = out + row * out_stride + head0 * dim;
+#pragma unroll
+    for (int unit = 0; unit < UNITS; ++unit) {
+        const int column = 8 * unit + 2 * t;
+        if (column >= dim) continue;
+        if (g < heads) {
+            *reinterpret_cast<u32*>(to + g * dim + column) = pack_bf16(
+                __fdiv_rn(total[unit][0], sum_low), __fdiv_rn(total[unit][1], sum_low));
+        }
+        if (g + 8 < heads) {
+            *reinterpret_cast<u32*>(to + (g + 8) * dim + column) = pack_bf16(
+                __fdiv_rn(total[unit][2], sum_high), __fdiv_rn(total[unit][3], sum_high));
+        }
+    }
+}
+#endif

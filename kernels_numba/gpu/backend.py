@@ -1,0 +1,300 @@
+"""The CUDA backend: bf16 activations, float32 sums, one arithmetic for every number of rows.
+
+The residual, qkv and whatever else asks for it (`wide`) stay in float32: a bf16 residual loses an
+eighth bit per layer, and its traffic is nothing beside the weights'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kernels_numba.backend import (
+    Attention,
+    Experts,
+    F32Array,
+    I32Array,
+    Norm,
+    Routes,
+    Routing,
+    Rows,
+)
+from kernels_numba.gpu.attend import Attend
+from kernels_numba.gpu.device import load_cupy, open_device
+from kernels_numba.gpu.dummy import dummy_matrix
+from kernels_numba.gpu.experts import Mixture, RouteHandle
+from kernels_numba.gpu.kernels import Kernels
+from kernels_numba.gpu.memory import CudaMatrix, CudaTensor, CudaVector, Staging
+from kernels_numba.gpu.picker import CudaPicker
+from kernels_numba.gpu.plane import CudaPlane
+from kernels_numba.gpu.project import Project
+from kernels_numba.gpu.source import ROTARY, ROWS
+from kernels_numba.weights import Form, Part
+
+THREADS = 256
+ROTARY_WARPS = 4
+STAGING_BYTES = 1 << 20
+
+
+class _RowHandle:
+    """The device copies of a `Rows`: tokens, positions, slots [capacity], tables."""
+
+    def __init__(self, rows: Rows) -> None:
+        cupy = load_cupy()
+        self._capacity = rows.capacity
+        self._words = cupy.zeros(3 * rows.capacity, cupy.int32)
+        self._tables = cupy.zeros(rows.tables.shape, cupy.int32)
+        self._sent = np.full_like(rows.tables, -1)
+        start = int(self._words.data.ptr)
+        self.tokens, self.positions, self.slots = (start + 4 * rows.capacity * i for i in range(3))
+        self.metadata = (
+            self.positions,
+            self.slots,
+            int(self._tables.data.ptr),
+            int(rows.tables.shape[1]),
+        )
+
+    def send(self, rows: Rows, staging: Staging) -> None:
+        words = np.concatenate([rows.tokens, rows.positions, rows.slots])
+        staging.send(self.tokens, words)
+        if not np.array_equal(self._sent, rows.tables):
+            staging.send(self.metadata[2], rows.tables)
+            self._sent[...] = rows.tables
+
+
+class CudaBackend:
+    """Implements `kernels_numba.backend.Backend` for up to `capacity` rows on one device.
+
+    Raises CudaError when no device can be used. Operations only enqueue; `read`, `read_logits`,
+    `read_routes` and a picker's results wait. Scratch grows when matrices are taken over and in an
+    operation's first call, never after.
+    """
+
+    name = "cuda"
+
+    def __init__(self, capacity: int, device: int = 0) -> None:
+        self.device = open_device(device)
+        cupy = load_cupy()
+        self.capacity = capacity
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._enter()
+        self._kernels = Kernels()
+        self._staging = Staging(STAGING_BYTES)
+        self._index = cupy.zeros(capacity, cupy.int32)
+        self._indexed: list[int] = []
+        self._project = Project(self._kernels, capacity)
+        self._attend = Attend(self._kernels)
+        self._mixture = Mixture(self._kernels, self._project, capacity)
+
+    def _enter(self) -> None:
+        """Device and stream are current per thread; any operation may come on another one."""
+        load_cupy().cuda.Device(self.device.index).use()
+        self._stream.use()
+
+    def begin(self, rows: Rows) -> None:
+        self._enter()
+        rows.handle.send(rows, self._staging)
+
+    def notes(self) -> list[str]:
+        device = self.device
+        major, minor = device.architecture
+        driver = f"{device.driver // 1000}.{device.driver % 1000 // 10}"
+        said = f"{device.name}, compute capability {major}.{minor}, driver for CUDA {driver}"
+        return [f"cuda backend: {said}"]
+
+    # Construction ------------------------------------------------------------------------------
+
+    def rows(self, slots: int, table_width: int) -> Rows:
+        self._enter()
+        rows = Rows(self.capacity, slots, table_width)
+        rows.handle = _RowHandle(rows)
+        return rows
+
+    def tensor(self, width: int, *, wide: bool = False) -> CudaTensor:
+        self._enter()
+        return CudaTensor(self.capacity, width, wide=wide)
+
+    def vector(self, values: F32Array) -> CudaVector:
+        self._enter()
+        return CudaVector(values)
+
+    def matrix(self, parts: Sequence[Part]) -> CudaMatrix:
+        self._enter()
+        matrix = CudaMatrix.of(parts)
+        self._project.make_room(matrix.columns)
+        return matrix
+
+    def dummy(self, form: Form, rows: int, columns: int, seed: int) -> CudaMatrix:
+        self._enter()
+        self._project.make_room(columns)
+        return dummy_matrix(self._kernels, form, rows, columns, seed)
+
+    def rotary_table(self, angles: F32Array) -> CudaVector:
+        self._enter()
+        return CudaVector(np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32))
+
+    def plane(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> CudaPlane:
+        self._enter()
+        return CudaPlane(blocks, block_tokens, kv_heads, head_dim)
+
+    def routes(self, top: int) -> Routes:
+        self._enter()
+        routes = Routes(0, top)
+        routes.handle = RouteHandle(self.capacity, top)
+        return routes
+
+    def logits(self, rows: int, vocab: int) -> CudaTensor:
+        self._enter()
+        return CudaTensor(rows, vocab, wide=True)
+
+    def picker(self, rows: int, vocab: int, candidates: int) -> CudaPicker:
+        self._enter()
+        return CudaPicker(self._kernels, self._staging, self._stream, rows, vocab, candidates)
+
+    # Rows --------------------------------------------------------------------------------------
+
+    def embed(self, rows: Rows, table: CudaMatrix, out: CudaTensor) -> None:
+        data, stride, scale, scale_stride, factors = table.weights
+        self._kernels.launch(
+            ROWS, "embed", (rows.count, -(-out.width // THREADS)), THREADS,
+            (rows.handle.tokens, int(table.form), data, stride, scale, scale_stride, factors,
+             out.width, *out.target),
+        )  # fmt: skip
+
+    def norm(self, rows: Rows, x: CudaTensor, norm: Norm, out: CudaTensor) -> None:
+        self._project.normed(rows.count, x, norm, out)
+
+    def join(self, rows: Rows, first: CudaTensor, second: CudaTensor, out: CudaTensor) -> None:
+        for x, at in ((first, 0), (second, first.width)):
+            self._kernels.launch(
+                ROWS, "copy_rows", (rows.count, -(-x.width // THREADS)), THREADS,
+                (*x.target, x.width, *out.target, at),
+            )  # fmt: skip
+
+    def write(self, x: CudaTensor, values: F32Array) -> None:
+        self._enter()
+        x.set(values)
+
+    def read(self, x: CudaTensor, count: int) -> F32Array:
+        self._enter()
+        return x.host(count)
+
+    def read_logits(self, logits: CudaTensor, count: int) -> F32Array:
+        self._enter()
+        return logits.host(count)
+
+    def read_routes(self, routes: Routes, count: int) -> tuple[I32Array, F32Array]:
+        self._enter()
+        handle: RouteHandle = routes.handle
+        return handle.ids[:count].get(), handle.weights[:count].get()
+
+    # Projections -------------------------------------------------------------------------------
+
+    def linear(
+        self,
+        rows: Rows,
+        x: CudaTensor,
+        matrix: CudaMatrix,
+        out: CudaTensor,
+        *,
+        norm: Norm | None = None,
+        bias: CudaVector | None = None,
+        add: bool = False,
+    ) -> None:
+        source = self._project.input(rows.count, x, norm)
+        self._project.plain(rows.count, source, matrix, out, bias=bias, add=add)
+
+    def gated(
+        self,
+        rows: Rows,
+        x: CudaTensor,
+        gate_up: CudaMatrix,
+        out: CudaTensor,
+        *,
+        norm: Norm | None = None,
+    ) -> None:
+        source = self._project.input(rows.count, x, norm)
+        self._project.gated(rows.count, source, gate_up, out)
+
+    def head(
+        self,
+        x: CudaTensor,
+        index: Sequence[int],
+        norm: Norm | None,
+        table: CudaMatrix,
+        out: CudaTensor,
+    ) -> None:
+        self._enter()
+        at, wanted = int(self._index.data.ptr), list(index)
+        # Decode asks for the same rows step after step; a recorded step must send nothing.
+        if wanted != self._indexed:
+            self._staging.send(at, np.array(wanted, np.int32))
+            self._indexed = wanted
+        source = self._project.input(len(index), x, norm, index=at)
+        self._project.plain(len(index), source, table, out)
+
+    # Attention ---------------------------------------------------------------------------------
+
+    def rotary_cache_write(
+        self,
+        rows: Rows,
+        qkv: CudaTensor,
+        attention: Attention,
+        plane: CudaPlane,
+        queries: CudaTensor,
+    ) -> None:
+        handle: _RowHandle = rows.handle
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        heads = attention.heads + 2 * attention.kv_heads
+        self._kernels.launch(
+            ROTARY, "rotary_cache_write", (rows.count, -(-heads // ROTARY_WARPS)),
+            32 * ROTARY_WARPS,
+            (*qkv.target, *handle.metadata, attention.heads, attention.kv_heads,
+             attention.head_dim, plane.padded, 0 if q_norm is None else q_norm.weight.pointer,
+             0 if k_norm is None else k_norm.weight.pointer,
+             0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
+             attention.angles.pointer, attention.angles.width // 2, queries.pointer,
+             queries.stride, *plane.addresses, plane.block_tokens),
+        )  # fmt: skip
+
+    def attend_paged(
+        self,
+        rows: Rows,
+        queries: CudaTensor,
+        attention: Attention,
+        plane: CudaPlane,
+        out: CudaTensor,
+    ) -> None:
+        self._attend.run(rows, queries, attention, plane, out)
+
+    # Experts -----------------------------------------------------------------------------------
+
+    def route(self, rows: Rows, x: CudaTensor, routing: Routing, routes: Routes) -> None:
+        self._mixture.route(rows.count, x, routing, routes.handle)
+
+    def moe(
+        self,
+        rows: Rows,
+        x: CudaTensor,
+        experts: Experts,
+        routes: Routes,
+        shared: CudaTensor | None,
+        out: CudaTensor,
+    ) -> None:
+        self._mixture.moe(rows.count, x, experts, routes.handle, shared, out)
+
+    def copy_bandwidth(self, size: int, repeats: int) -> float:
+        """Bytes read and written per second by device copies of `size` bytes."""
+        self._enter()
+        cupy: Any = load_cupy()
+        source, target = cupy.zeros(size, cupy.uint8), cupy.zeros(size, cupy.uint8)
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        target[...] = source
+        start.record(self._stream)
+        for _ in range(repeats):
+            target.data.copy_from_device_async(source.data, size, self._stream)
+        end.record(self._stream)
+        end.synchronize()
+        return float(2 * size * repeats / (cupy.cuda.get_elapsed_time(start, end) / 1e3))

@@ -1,0 +1,91 @@
+// Types, bf16 conversions and the one matrix instruction that every kernel shares. No headers, so
+// that the runtime compiler needs nothing beside itself.
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define NEGATIVE_INFINITY __int_as_float(0xff800000)
+
+__device__ __forceinline__ float bf16_float(u32 bits) { return __uint_as_float(bits << 16); }
+
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+    u32 packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+// Value i of a row that is float32 where `wide`, else bf16.
+__device__ __forceinline__ float load_value(const void* row, i64 i, i64 wide) {
+    return wide ? static_cast<const float*>(row)[i] : bf16_float(static_cast<const u16*>(row)[i]);
+}
+
+__device__ __forceinline__ void store_value(void* row, i64 i, i64 wide, float value) {
+    if (wide) {
+        static_cast<float*>(row)[i] = value;
+    } else {
+        static_cast<u16*>(row)[i] = static_cast<u16>(pack_bf16(value, 0.0f));
+    }
+}
+
+__device__ __forceinline__ const u8* row_at(const void* base, i64 row, i64 stride, i64 wide) {
+    return static_cast<const u8*>(base) + row * stride * (wide ? 4 : 2);
+}
+
+__device__ __forceinline__ u8* row_at(void* base, i64 row, i64 stride, i64 wide) {
+    return static_cast<u8*>(base) + row * stride * (wide ? 4 : 2);
+}
+
+// c[16 x 8] += a[16 x 16] * b[16 x 8]. Lane 4 g + t holds rows g (a0, a2) and g + 8 (a1, a3) of a,
+// column g of b, and columns 2 t, 2 t + 1 of c's rows g (c0, c1) and g + 8 (c2, c3).
+__device__ __forceinline__ void mma(
+    float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// CuPy compiles with -ftz=true: a float32 subnormal reads as zero, so codes are not decoded by way
+// of one.
+__device__ __forceinline__ float e4m3_float(u32 code) {
+    const u32 exponent = code >> 3 & 15u, mantissa = code & 7u;
+    const float magnitude = exponent == 0
+        ? static_cast<float>(mantissa) * 0x1p-9f
+        : __uint_as_float((exponent + 120u) << 23 | mantissa << 20);
+    return code & 128u ? -magnitude : magnitude;
+}
+
+__device__ __forceinline__ float e2m1_float(u32 code) {
+    const u32 exponent = code >> 1 & 3u, mantissa = code & 1u;
+    const float magnitude = exponent == 0 ? 0.5f * static_cast<float>(mantissa)
+                                          : __uint_as_float((exponent + 126u) << 23 | mantissa << 22);
+    return code & 8u ? -magnitude : magnitude;
+}
+
+__device__ __forceinline__ float warp_sum(float value) {
+    for (int step = 16; step >= 1; step /= 2) {
+        value += __shfl_xor_sync(0xffffffffu, value, step);
+    }
+    return value;
+}
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void copy_async_16(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+
+__device__ __forceinline__ void copy_async_8(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from));
+}
+
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;"); }
+
+template <int PENDING>
+__device__ __forceinline__ void copy_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING));
+}

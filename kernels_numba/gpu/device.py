@@ -1,0 +1,117 @@
+"""The GPU this process computes on: found, checked, and its memory asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+from kernels_numba.gpu.errors import CudaError
+
+OLDEST_DRIVER = 13000
+"""CUDA version that the driver must serve: what NVRTC 13.0 compiles, it has to load."""
+OLDEST_ARCHITECTURE = (8, 0)
+"""Compute capability of the first devices with bf16 matrix instructions."""
+_PROBE = 'extern "C" __global__ void probe(int* out) { *out = 7; }'
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A usable device. `architecture` is (major, minor); memory in bytes; `driver` as 13000.
+
+    On a machine whose GPU shares the host's memory (`unified`), free memory is the host's.
+    """
+
+    index: int
+    name: str
+    architecture: tuple[int, int]
+    processors: int
+    free_bytes: int
+    total_bytes: int
+    driver: int
+    unified: bool
+
+
+def installed() -> bool:
+    """Whether CuPy is there; imports nothing."""
+    return importlib.util.find_spec("cupy") is not None
+
+
+def load_cupy() -> Any:
+    """The cupy module. Raises CudaError where it is absent or cannot load its libraries."""
+    if not installed():
+        raise CudaError("CuPy is not installed: pip install 'dgpp[cuda]'")
+    try:
+        import cupy
+    except ImportError as error:
+        raise CudaError(f"CuPy cannot be imported: {error}; reinstall 'dgpp[cuda]'") from error
+    return cupy
+
+
+def open_device(index: int = 0) -> Device:
+    """Check the driver, the device and the compiler; makes the device current on this thread.
+
+    Raises CudaError naming the first thing that is missing and its remedy.
+    """
+    cupy = load_cupy()
+    runtime = cupy.cuda.runtime
+    driver = _driver(runtime)
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        raise CudaError(f"no CUDA device can be used: {error}") from error
+    if not 0 <= index < count:
+        raise CudaError(f"CUDA device {index} does not exist: this machine has {count}")
+    try:
+        cupy.cuda.Device(index).use()
+        properties = runtime.getDeviceProperties(index)
+        free, total = runtime.memGetInfo()
+    except runtime.CUDARuntimeError as error:
+        message = f"CUDA device {index} cannot be used: {error}; see nvidia-smi"
+        raise CudaError(message) from error
+    architecture = (int(properties["major"]), int(properties["minor"]))
+    name = properties["name"].decode()
+    if architecture < OLDEST_ARCHITECTURE:
+        message = f"{name} has compute capability {architecture[0]}.{architecture[1]}, 8.0 is least"
+        raise CudaError(message)
+    _check_compiler(cupy)
+    return Device(
+        index,
+        name,
+        architecture,
+        int(properties["multiProcessorCount"]),
+        int(free),
+        int(total),
+        driver,
+        bool(properties.get("integrated", 0)),
+    )
+
+
+def _driver(runtime: Any) -> int:
+    try:
+        driver = int(runtime.driverGetVersion())
+    except runtime.CUDARuntimeError as error:
+        raise CudaError(f"no NVIDIA driver answers: {error}") from error
+    if driver == 0:
+        raise CudaError("no NVIDIA driver is installed: install 580 or newer")
+    if driver < OLDEST_DRIVER:
+        message = (
+            f"the NVIDIA driver serves CUDA {driver // 1000}.{driver % 1000 // 10}, "
+            "13.0 is needed: install driver 580 or newer"
+        )
+        raise CudaError(message)
+    return driver
+
+
+def _check_compiler(cupy: Any) -> None:
+    """Compile, load and run one kernel: NVRTC is loaded late and may be absent."""
+    try:
+        kernel = cupy.RawModule(code=_PROBE, options=("-std=c++17",)).get_function("probe")
+        out = cupy.zeros(1, cupy.int32)
+        kernel((1,), (1,), (out,))
+        answer = int(out.get()[0])
+    except (RuntimeError, OSError, ImportError, cupy.cuda.compiler.CompileException) as error:
+        message = f"CUDA kernels cannot be compiled here: {error}; pip install 'dgpp[cuda]'"
+        raise CudaError(message) from error
+    if answer != 7:
+        raise CudaError("a test kernel ran and gave a wrong answer: the device is not usable")

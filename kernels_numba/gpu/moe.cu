@@ -1,0 +1,131 @@
+// Sigmoid routing, grouping of pairs by expert, and the weighted combination.
+#include "common.cuh"
+
+constexpr int MOST_EXPERTS = 1024;
+constexpr int MOST_TOP = 32;
+constexpr int GROUP_THREADS = 1024;
+
+// One warp a row: the `top` by score + bias, ties to the lower id, then in ascending order.
+extern "C" __global__ void __launch_bounds__(32) route_sigmoid(
+    const float* logits, i64 stride, const float* bias, i64 experts, i64 top, i64 normalise,
+    double scale, int* ids, float* weights) {
+    __shared__ float scores[MOST_EXPERTS], choices[MOST_EXPERTS];
+    __shared__ int chosen[MOST_TOP];
+    const int lane = threadIdx.x;
+    const float* row = logits + blockIdx.x * stride;
+    for (int e = lane; e < experts; e += 32) {
+        scores[e] = 1.0f / (1.0f + expf(-row[e]));
+        choices[e] = scores[e] + bias[e];
+    }
+    __syncwarp();
+    for (int j = 0; j < top; ++j) {
+        float best = NEGATIVE_INFINITY;
+        int at = MOST_EXPERTS;
+        for (int e = lane; e < experts; e += 32) {
+            if (choices[e] > best) {
+                best = choices[e];
+                at = e;
+            }
+        }
+        for (int step = 16; step >= 1; step /= 2) {
+            const float other = __shfl_xor_sync(0xffffffffu, best, step);
+            const int other_at = __shfl_xor_sync(0xffffffffu, at, step);
+            if (other > best || (other == best && other_at < at)) {
+                best = other;
+                at = other_at;
+            }
+        }
+        // A row without finite scores still names experts that exist.
+        if (at >= experts) at = j;
+        if (lane == 0) {
+            chosen[j] = at;
+            choices[at] = NEGATIVE_INFINITY;
+        }
+        __syncwarp();
+    }
+    if (lane != 0) return;
+    for (int j = 1; j < top; ++j) {
+        const int id = chosen[j];
+        int i = j;
+        for (; i > 0 && chosen[i - 1] > id; --i) chosen[i] = chosen[i - 1];
+        chosen[i] = id;
+    }
+    float sum = 0.0f;
+    for (int j = 0; j < top; ++j) sum += scores[chosen[j]];
+    for (int j = 0; j < top; ++j) {
+        float weight = scores[chosen[j]];
+        if (normalise) weight = weight / (sum + 1e-20f);
+        ids[blockIdx.x * top + j] = chosen[j];
+        weights[blockIdx.x * top + j] = weight * static_cast<float>(scale);
+    }
+}
+
+// Sorts the pairs (row, choice) by expert, stably, in one block: `source` [pairs] is the row of each
+// sorted place, `place` [pairs] the sorted place of each pair, `tiles` [most] the pieces of at most
+// `size` places of one expert: (expert, first, count, 0), and count 0 beyond them.
+extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_by_expert(
+    const int* ids, i64 pairs, i64 top, i64 experts, i64 size, i64 most, int* source, int* place,
+    int4* tiles) {
+    __shared__ int counts[MOST_EXPERTS], starts[MOST_EXPERTS], first_tiles[MOST_EXPERTS];
+    __shared__ int used;
+    const int lane = threadIdx.x % 32;
+    for (int e = threadIdx.x; e < experts; e += GROUP_THREADS) counts[e] = 0;
+    __syncthreads();
+    for (i64 p = threadIdx.x; p < pairs; p += GROUP_THREADS) atomicAdd(&counts[ids[p]], 1);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int at = 0, tile = 0;
+        for (int e = 0; e < experts; ++e) {
+            starts[e] = at;
+            first_tiles[e] = tile;
+            at += counts[e];
+            tile += (counts[e] + static_cast<int>(size) - 1) / static_cast<int>(size);
+        }
+        used = tile;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < experts; e += GROUP_THREADS) {
+        int tile = first_tiles[e];
+        for (int done = 0; done < counts[e]; done += static_cast<int>(size)) {
+            tiles[tile++] =
+                make_int4(e, starts[e] + done, min(static_cast<int>(size), counts[e] - done), 0);
+        }
+    }
+    for (i64 i = used + threadIdx.x; i < most; i += GROUP_THREADS) {
+        tiles[i] = make_int4(0, 0, 0, 0);
+    }
+    for (int e = threadIdx.x / 32; e < experts; e += GROUP_THREADS / 32) {
+        int at = starts[e];
+        const int end = at + counts[e];
+        for (i64 p0 = 0; p0 < pairs && at < end; p0 += 32) {
+            const bool mine = p0 + lane < pairs && ids[p0 + lane] == e;
+            const u32 found = __ballot_sync(0xffffffffu, mine);
+            if (mine) {
+                const int to = at + __popc(found & ((1u << lane) - 1u));
+                source[to] = static_cast<int>((p0 + lane) / top);
+                place[p0 + lane] = to;
+            }
+            at += __popc(found);
+        }
+    }
+}
+
+// out[r] += sum of weight * result over r's choices in ascending expert order, then + shared[r].
+// Grid: (rows, width / 256).
+extern "C" __global__ void combine(
+    const float* result, i64 stride, const int* place, const float* weights, i64 top,
+    const void* shared, i64 shared_stride, i64 shared_wide, i64 width, void* out, i64 out_stride,
+    i64 out_wide) {
+    const i64 i = static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    const i64 row = blockIdx.x;
+    float sum = 0.0f;
+    for (i64 j = 0; j < top; ++j) {
+        sum = __fmaf_rn(weights[row * top + j], result[place[row * top + j] * stride + i], sum);
+    }
+    if (shared != nullptr) {
+        sum += load_value(row_at(shared, row, shared_stride, shared_wide), i, shared_wide);
+    }
+    u8* to = row_at(out, row, out_stride, out_wide);
+    store_value(to, i, out_wide, load_value(to, i, out_wide) + sum);
+}

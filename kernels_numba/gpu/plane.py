@@ -1,0 +1,38 @@
+"""The paged cache of one layer, and the scratch of its attention."""
+
+from __future__ import annotations
+
+from kernels_numba.gpu.device import load_cupy
+from kernels_numba.gpu.source import Unit, attention_unit, padded_head
+
+SPAN = 128
+"""Keys per span; the kernels' own constant."""
+TILE_HEADS = 16
+
+
+class CudaPlane:
+    """Keys and values, bf16 [blocks, kv_heads, block_tokens, head_dim padded to 32]."""
+
+    def __init__(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> None:
+        if head_dim % 8 or head_dim > 512:
+            message = f"head_dim must be a multiple of 8 up to 512, not {head_dim}"
+            raise ValueError(message)
+        cupy = load_cupy()
+        shape = (blocks, kv_heads, block_tokens, padded_head(head_dim))
+        self.block_tokens = block_tokens
+        self.padded = padded_head(head_dim)
+        self.unit: Unit = attention_unit(head_dim)
+        self.keys = cupy.zeros(shape, cupy.uint16)
+        self.values = cupy.zeros(shape, cupy.uint16)
+        self.addresses = (int(self.keys.data.ptr), int(self.values.data.ptr))
+
+    @property
+    def span_bytes(self) -> int:
+        """Shared memory that one span's keys and values take."""
+        return 2 * SPAN * self.padded * 2
+
+
+def partial_floats(heads: int, kv_heads: int, padded: int) -> int:
+    """Scratch of one row's span: sixteen heads a tile, values with maximum and sum."""
+    tiles = kv_heads * -(-(heads // kv_heads) // TILE_HEADS)
+    return tiles * TILE_HEADS * (padded + 2)

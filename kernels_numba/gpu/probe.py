@@ -1,0 +1,51 @@
+"""`python -m kernels_numba.gpu.probe [INDEX]`: the device as JSON, found in a process of its own.
+
+A CUDA context takes hundreds of megabytes and does not survive a fork, so whoever only wants to
+know asks here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+
+from kernels_numba.gpu.device import Device, installed, open_device
+from kernels_numba.gpu.errors import CudaError
+
+TIMEOUT_S = 60
+
+
+def ask_device(index: int = 0) -> Device:
+    """What `open_device` finds in another process. Raises CudaError as it does."""
+    if not installed():
+        raise CudaError("CuPy is not installed: pip install 'dgpp[cuda]'")
+    command = [sys.executable, "-m", "kernels_numba.gpu.probe", str(index)]
+    try:
+        ended = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise CudaError(f"the CUDA driver did not answer within {TIMEOUT_S} s") from error
+    try:
+        answer = json.loads(ended.stdout.splitlines()[-1])
+    except (ValueError, IndexError) as error:
+        said = ended.stderr.decode(errors="replace").strip().splitlines()
+        reason = said[-1] if said else f"exit status {ended.returncode}"
+        raise CudaError(f"the CUDA probe failed: {reason}") from error
+    if "error" in answer:
+        raise CudaError(answer["error"])
+    answer["architecture"] = tuple(answer["architecture"])
+    return Device(**answer)
+
+
+def main() -> None:
+    index = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    try:
+        answer = asdict(open_device(index))
+    except CudaError as error:
+        answer = {"error": str(error)}
+    sys.stdout.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+// Row work that touches no matrix: embedding, norm, conversion, joining.
+#include "common.cuh"
+
+constexpr int NORM_THREADS = 256;
+
+// out[r] = table[tokens[r]] in float32. Grid: (rows, width / 256).
+extern "C" __global__ void embed(
+    const int* tokens, i64 form, const u8* data, i64 stride, const u8* scale, i64 scale_stride,
+    const float* factors, i64 width, void* out, i64 out_stride, i64 out_wide) {
+    const i64 i = static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    const i64 token = tokens[blockIdx.x];
+    const u8* row = data + token * stride;
+    float value;
+    if (form == 1) {
+        value = bf16_float(reinterpret_cast<const u16*>(row)[i]);
+    } else {
+        const u32 code = row[i / 2] >> (i % 2 * 4) & 15u;
+        value = e2m1_float(code) * e4m3_float(scale[token * scale_stride + i / 16]);
+        value *= factors[token];
+    }
+    store_value(row_at(out, blockIdx.x, out_stride, out_wide), i, out_wide, value);
+}
+
+// out[r] = x[s] / sqrt(mean(x[s]^2) + eps) * weight with s = index[r] or r; x[s] itself without a
+// weight. One block a row; the order of the sum follows from the width.
+extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_rows(
+    const void* x, i64 x_stride, i64 x_wide, const int* index, const float* weight, double eps,
+    i64 width, void* out, i64 out_stride, i64 out_wide) {
+    __shared__ float parts[NORM_THREADS / 32];
+    const i64 source = index == nullptr ? blockIdx.x : index[blockIdx.x];
+    const u8* from = row_at(x, source, x_stride, x_wide);
+    u8* to = row_at(out, blockIdx.x, out_stride, out_wide);
+    if (weight == nullptr) {
+        for (i64 i = threadIdx.x; i < width; i += NORM_THREADS) {
+            store_value(to, i, out_wide, load_value(from, i, x_wide));
+        }
+        return;
+    }
+    float sum = 0.0f;
+    for (i64 i = threadIdx.x; i < width; i += NORM_THREADS) {
+        const float value = load_value(from, i, x_wide);
+        sum = __fmaf_rn(value, value, sum);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = parts[0];
+    for (int w = 1; w < NORM_THREADS / 32; ++w) sum += parts[w];
+    const float inverse = 1.0f / sqrtf(sum / static_cast<float>(width) + static_cast<float>(eps));
+    for (i64 i = threadIdx.x; i < width; i += NORM_THREADS) {
+        store_value(to, i, out_wide, load_value(from, i, x_wide) * inverse * weight[i]);
+    }
+}
+
+// out[r][at + i] = x[r][i]. Grid: (rows, width / 256).
+extern "C" __global__ void copy_rows(
+    const void* x, i64 x_stride, i64 x_wide, i64 width, void* out, i64 out_stride, i64 out_wide,
+    i64 at) {
+    const i64 i = static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    const float value = load_value(row_at(x, blockIdx.x, x_stride, x_wide), i, x_wide);
+    store_value(row_at(out, blockIdx.x, out_stride, out_wide), at + i, out_wide, value);
+}

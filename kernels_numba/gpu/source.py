@@ -1,0 +1,72 @@
+"""CUDA sources as one text each, and how they are compiled."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from kernels_numba.weights import Form
+
+FOLDER = Path(__file__).parent
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
+
+
+@cache
+def source(name: str) -> str:
+    """The text of `name`.cu with its headers in place, so that it is what a compile cache sees."""
+    text = (FOLDER / f"{name}.cu").read_text("utf-8")
+    return _INCLUDE.sub(lambda found: (FOLDER / found[1]).read_text("utf-8"), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One compilation: a source and the constants it is compiled for."""
+
+    name: str
+    defines: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def text(self) -> str:
+        return source(self.name)
+
+    def options(self) -> tuple[str, ...]:
+        """NVRTC's options beside the architecture and CuPy's own. No fast math: bits are
+        promised."""
+        return ("-std=c++17", *(f"-D{name}={value}" for name, value in self.defines))
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{name}={value}" for name, value in self.defines)
+        return f"{self.name}.cu ({settings})" if settings else f"{self.name}.cu"
+
+
+HEAD_STEP = 32
+"""Heads in the cache are padded to whole steps of the score kernel."""
+FORMS = (Form.BF16, Form.NVFP4)
+
+
+def linear_unit(form: Form) -> Unit:
+    return Unit("linear", (("FORMAT", int(form)),))
+
+
+def tile_unit(form: Form) -> Unit:
+    return Unit("tile", (("FORMAT", int(form)),))
+
+
+def attention_unit(head_dim: int) -> Unit:
+    return Unit("attention", (("HEAD_DIM", padded_head(head_dim)),))
+
+
+def padded_head(head_dim: int) -> int:
+    return -(-head_dim // HEAD_STEP) * HEAD_STEP
+
+
+ROWS, ROTARY, MOE, PICK = Unit("rows"), Unit("rotary"), Unit("moe"), Unit("pick")
+RANDOM = Unit("random")
+
+
+def all_units(head_dims: tuple[int, ...] = (16, 64, 96, 128, 256)) -> list[Unit]:
+    """Every source in every form it is compiled in, for heads of these widths."""
+    matrices = [unit(form) for unit in (linear_unit, tile_unit) for form in FORMS]
+    return [ROWS, ROTARY, MOE, PICK, RANDOM, *matrices, *map(attention_unit, head_dims)]

@@ -1,0 +1,237 @@
+// out = weights * x for many rows, bit for bit what linear.cu gives for few.
+//
+// A block owns 128 weight rows and BN rows of x, staged in shared memory. It walks K in linear.cu's
+// order: all chunks of its warp 0, then of warp 1, ..., each run summed from zero and then added
+// to the total. Grid: (weight rows / 128, tiles of BN rows).
+#include "common.cuh"
+#include "weights.cuh"
+
+constexpr int BM = 128;
+constexpr int STAGES = 4;
+constexpr int THREADS = 256;
+constexpr int INPUT_UNITS = CHUNK / 8;
+constexpr int DATA_UNITS = CHUNK_BYTES / 16;
+
+// Where unit `unit` of row `row` lies, so that a quarter warp's 16-byte reads meet all banks.
+__device__ __forceinline__ int data_place(int row, int unit) {
+#if FORMAT == 1
+    return row * DATA_UNITS + (unit ^ ((row & 1) << 2 | (row >> 1 & 3)));
+#else
+    return row * DATA_UNITS + unit;
+#endif
+}
+
+__device__ __forceinline__ int input_place(int row, int unit) {
+#if FORMAT == 1
+    return row * INPUT_UNITS + (unit ^ ((row & 1) << 2 | (row >> 1 & 3)));
+#else
+    return row * INPUT_UNITS + (unit ^ (unit >> 3 & 1 | (row & 1) << 1));
+#endif
+}
+
+template <int BN>
+struct Stage {
+    uint4 data[BM * DATA_UNITS];
+    uint4 input[BN * INPUT_UNITS];
+    uint2 scale[FORMAT == 1 ? 1 : BM];
+};
+
+template <int BN, bool GATED>
+struct Loader {
+    static constexpr int DATA_EACH = BM * DATA_UNITS / THREADS;
+    static constexpr int INPUT_EACH = BN * INPUT_UNITS / THREADS;
+    const u8* data[DATA_EACH];
+    const u8* input[INPUT_EACH];
+    const u8* scale;
+
+    __device__ __forceinline__ static i64 weight_row(int row, i64 n0, i64 n, i64 base) {
+        if (!GATED) return base + min(n0 + row, n - 1);
+        const i64 gate = min(n0 + row / 16 * 8 + row % 8, n - 1);
+        return base + gate + (row % 16 < 8 ? 0 : n);
+    }
+
+    __device__ __forceinline__ void load(Stage<BN>& stage, i64 chunk) const {
+#pragma unroll
+        for (int i = 0; i < DATA_EACH; ++i) {
+            const int index = threadIdx.x + i * THREADS;
+            const int place = data_place(index / DATA_UNITS, index % DATA_UNITS);
+            copy_async_16(shared_address(&stage.data[place]), data[i] + chunk * CHUNK_BYTES);
+        }
+#pragma unroll
+        for (int i = 0; i < INPUT_EACH; ++i) {
+            const int index = threadIdx.x + i * THREADS;
+            const int place = input_place(index / INPUT_UNITS, index % INPUT_UNITS);
+            copy_async_16(shared_address(&stage.input[place]), input[i] + chunk * CHUNK * 2);
+        }
+#if FORMAT == 2
+        if (threadIdx.x < BM) {
+            copy_async_8(shared_address(&stage.scale[threadIdx.x]), scale + chunk * SCALE_BYTES);
+        }
+#endif
+    }
+};
+
+template <int BN>
+__device__ __forceinline__ Share stage_share(const Stage<BN>& stage, int row, int t) {
+    Share share;
+#if FORMAT == 1
+    share.unit[0] = stage.data[data_place(row, t)];
+    share.unit[1] = stage.data[data_place(row, 4 + t)];
+#else
+    share.packed = stage.data[data_place(row, t)];
+    share.scales = reinterpret_cast<const u16*>(&stage.scale[row])[t];
+#endif
+    return share;
+}
+
+// The next chunk in the order of the sum; false at the end. `run` counts warps' runs.
+struct Walk {
+    i64 chunk = 0;
+    int run = 0;
+
+    __device__ __forceinline__ bool next(i64 chunks) {
+        chunk += WARPS;
+        if (chunk < chunks) return true;
+        chunk = ++run;
+        return run < WARPS && chunk < chunks;
+    }
+};
+
+template <int BN, bool GATED>
+__device__ __forceinline__ void tile_linear(
+    const u8* data, i64 stride, const u8* scale, i64 scale_stride, i64 n, i64 chunks,
+    const u16* x, i64 x_stride, const Output& output, const int4* tiles, const int* gather,
+    i64 rows) {
+    constexpr int ACROSS = BN == 128 ? 2 : 4;
+    constexpr int MT = BM / 16 / ACROSS;
+    constexpr int NT = BN / 8 / (WARPS / ACROSS);
+    extern __shared__ __align__(16) u8 memory[];
+    Stage<BN>* stages = reinterpret_cast<Stage<BN>*>(memory);
+    const Tile tile = tile_of(tiles, blockIdx.y, BN, rows);
+    if (tile.count <= 0) return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int row0 = warp % ACROSS * MT * 16, column0 = warp / ACROSS * NT * 8;
+    const i64 base = tile.expert * (GATED ? 2 * n : n);
+    const i64 n0 = static_cast<i64>(blockIdx.x) * (GATED ? BM / 2 : BM);
+
+    Loader<BN, GATED> loader;
+#pragma unroll
+    for (int i = 0; i < loader.DATA_EACH; ++i) {
+        const int index = threadIdx.x + i * THREADS;
+        const i64 row = loader.weight_row(index / DATA_UNITS, n0, n, base);
+        loader.data[i] = data + row * stride + index % DATA_UNITS * 16;
+    }
+#pragma unroll
+    for (int i = 0; i < loader.INPUT_EACH; ++i) {
+        const int index = threadIdx.x + i * THREADS;
+        const i64 place = tile.first + min(static_cast<i64>(index / INPUT_UNITS), tile.count - 1);
+        const i64 row = gather == nullptr ? place : gather[place];
+        loader.input[i] =
+            reinterpret_cast<const u8*>(x + row * x_stride) + index % INPUT_UNITS * 16;
+    }
+    loader.scale = scale + loader.weight_row(threadIdx.x % BM, n0, n, base) * scale_stride;
+
+    float acc[MT][NT][4] = {}, total[MT][NT][4] = {};
+    Walk ahead, now;
+    bool more = true;
+    int filled = 0, used = 0;
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) {
+        if (more) {
+            loader.load(stages[filled], ahead.chunk);
+            filled = (filled + 1) % STAGES;
+            more = ahead.next(chunks);
+        }
+        copy_commit();
+    }
+    bool going = true;
+    while (going) {
+        copy_wait<STAGES - 2>();
+        __syncthreads();
+        if (more) {
+            loader.load(stages[filled], ahead.chunk);
+            filled = (filled + 1) % STAGES;
+            more = ahead.next(chunks);
+        }
+        copy_commit();
+        const Stage<BN>& stage = stages[used];
+        used = (used + 1) % STAGES;
+        Share lows[MT], highs[MT];
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+            lows[m] = stage_share<BN>(stage, row0 + 16 * m + g, t);
+            highs[m] = stage_share<BN>(stage, row0 + 16 * m + 8 + g, t);
+        }
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            uint4 v[NT];
+#pragma unroll
+            for (int i = 0; i < NT; ++i) {
+                v[i] = stage.input[input_place(column0 + 8 * i + g, input_unit(step, t))];
+            }
+#pragma unroll
+            for (int m = 0; m < MT; ++m) {
+                u32 a[4], b[4];
+                words_of(lows[m], step, a);
+                words_of(highs[m], step, b);
+#pragma unroll
+                for (int i = 0; i < NT; ++i) {
+                    mma(acc[m][i], a[0], b[0], a[1], b[1], v[i].x, v[i].y);
+                    mma(acc[m][i], a[2], b[2], a[3], b[3], v[i].z, v[i].w);
+                }
+            }
+        }
+        const int run = now.run;
+        going = now.next(chunks);
+        if (!going || now.run != run) {
+#pragma unroll
+            for (int m = 0; m < MT; ++m) {
+#pragma unroll
+                for (int i = 0; i < NT; ++i) {
+#pragma unroll
+                    for (int c = 0; c < 4; ++c) {
+                        total[m][i][c] += acc[m][i][c];
+                        acc[m][i][c] = 0.0f;
+                    }
+                }
+            }
+        }
+    }
+    copy_wait<0>();
+#pragma unroll
+    for (int m = 0; m < MT; ++m) {
+#pragma unroll
+        for (int i = 0; i < NT; ++i) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int column = column0 + 8 * i + 2 * t + c;
+                if (column >= tile.count) continue;
+                const i64 to = tile.first + column;
+                const float first = total[m][i][c], second = total[m][i][2 + c];
+                if (GATED) {
+                    const i64 at = n0 + row0 / 2 + 8 * m + g;
+                    if (at < n) output.gated(to, at, base + at, base + at + n, first, second);
+                } else {
+                    const i64 at = n0 + row0 + 16 * m + g;
+                    if (at < n) output.plain(to, at, base + at, first);
+                    if (at + 8 < n) output.plain(to, at + 8, base + at + 8, second);
+                }
+            }
+        }
+    }
+}
+
+#define TILE_LINEAR(NAME, BN, GATED)                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(                                \
+        const u8* data, i64 stride, const u8* scale, i64 scale_stride, const float* factors,      \
+        i64 n, i64 chunks, const u16* x, i64 x_stride, void* out, i64 out_stride, i64 out_wide,   \
+        const float* bias, i64 add, const int4* tiles, const int* gather, i64 rows) {             \
+        const Output output{out, out_stride, out_wide, factors, bias, add};                       \
+        tile_linear<BN, GATED>(data, stride, scale, scale_stride, n, chunks, x, x_stride, output, \
+                               tiles, gather, rows);                                              \
+    }
+
+TILE_LINEAR(tile_64, 64, false)
+TILE_LINEAR(tile_128, 128, false)
+TILE_LINEAR(tile_gated_64, 64, true)
+TILE_LINEAR(tile_gated_128, 128, true)

@@ -1,0 +1,119 @@
+// How a lane of a warp reads its share of a weight row. FORMAT is a `kernels_numba.weights.Form`.
+//
+// K is cut into chunks; chunk c belongs to warp c % 8 and a warp takes its chunks in order. Inside
+// a chunk, step s feeds two matrix instructions with eight consecutive values per lane. The order
+// of a row's sum follows from K and the format alone, never from the number of rows.
+
+constexpr int WARPS = 8;
+
+#if FORMAT == 1
+// bf16: a chunk is 64 values, 128 bytes. Lane t of a quad takes values 32 s + 8 t ... + 7.
+constexpr int CHUNK = 64;
+constexpr int STEPS = 2;
+constexpr int CHUNK_BYTES = 128;
+constexpr int SCALE_BYTES = 0;
+
+struct Share {
+    uint4 unit[2];
+};
+
+__device__ __forceinline__ void words_of(const Share& share, int step, u32 (&words)[4]) {
+    const uint4 unit = share.unit[step];
+    words[0] = unit.x;
+    words[1] = unit.y;
+    words[2] = unit.z;
+    words[3] = unit.w;
+}
+
+// Which 16-byte unit of a chunk of activations goes with step `step` of lane t.
+__device__ __forceinline__ int input_unit(int step, int t) { return 4 * step + t; }
+#elif FORMAT == 2
+// NVFP4: a chunk is 128 values, 64 bytes and 8 scales. Lane t takes values 32 t + 8 s ... + 7.
+// code * scale has six significant bits and is exact in bf16; the tensor's multiplier comes last.
+constexpr int CHUNK = 128;
+constexpr int STEPS = 4;
+constexpr int CHUNK_BYTES = 64;
+constexpr int SCALE_BYTES = 8;
+
+struct Share {
+    uint4 packed;
+    u32 scales;
+};
+
+__device__ __forceinline__ u32 multiply_pair(u32 a, u32 b) {
+    u32 product;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+    return product;
+}
+
+// Eight codes, low nibble first, times their scale, as four bf16 pairs.
+__device__ __forceinline__ void decode_word(u32 codes, float scale, u32 (&words)[4]) {
+    const u32 scales = pack_bf16(scale, scale);
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+        const u32 q = codes >> (8 * pair);
+        // Exponent and mantissa of a code are a bf16's, 2^126 too small; this instruction takes
+        // subnormals, whatever the compiler was told.
+        const u32 bits = (q & 7u) << 6 | (q & 8u) << 12 | (q & 0x70u) << 18 | (q & 0x80u) << 24;
+        words[pair] = multiply_pair(multiply_pair(bits, 0x7e807e80u), scales);
+    }
+}
+
+__device__ __forceinline__ void words_of(const Share& share, int step, u32 (&words)[4]) {
+    const u32 codes = step == 0   ? share.packed.x
+                      : step == 1 ? share.packed.y
+                      : step == 2 ? share.packed.z
+                                  : share.packed.w;
+    decode_word(codes, e4m3_float(share.scales >> (8 * (step / 2)) & 255u), words);
+}
+
+__device__ __forceinline__ int input_unit(int step, int t) { return 4 * t + step; }
+#else
+#error "FORMAT is 1 (bf16) or 2 (nvfp4)"
+#endif
+
+// The rows that a block works on: a slice of the step's rows, or an expert's tile of pairs.
+struct Tile {
+    i64 expert;
+    i64 first;
+    i64 count;
+};
+
+__device__ __forceinline__ Tile tile_of(const int4* tiles, i64 index, i64 size, i64 rows) {
+    if (tiles != nullptr) {
+        const int4 tile = tiles[index];
+        return Tile{tile.x, tile.y, tile.z};
+    }
+    const i64 first = index * size;
+    return Tile{0, first, rows - first < size ? rows - first : size};
+}
+
+// Where sums go. No operation here may be fused differently in one kernel than in another.
+struct Output {
+    void* out;
+    i64 stride;
+    i64 wide;
+    const float* factors;
+    const float* bias;
+    i64 add;
+
+    __device__ __forceinline__ float scaled(float sum, i64 weight_row) const {
+        return factors == nullptr ? sum : __fmul_rn(sum, factors[weight_row]);
+    }
+
+    __device__ __forceinline__ void plain(i64 row, i64 n, i64 weight_row, float sum) const {
+        float value = scaled(sum, weight_row);
+        u8* to = row_at(out, row, stride, wide);
+        if (bias != nullptr) value = __fadd_rn(value, bias[n]);
+        if (add) value = __fadd_rn(load_value(to, n, wide), value);
+        store_value(to, n, wide, value);
+    }
+
+    __device__ __forceinline__ void gated(
+        i64 row, i64 n, i64 gate_row, i64 up_row, float gate, float up) const {
+        const float g = scaled(gate, gate_row);
+        const float u = scaled(up, up_row);
+        const float silu = __fdiv_rn(g, __fadd_rn(1.0f, expf(-g)));
+        store_value(row_at(out, row, stride, wide), n, wide, __fmul_rn(silu, u));
+    }
+};

@@ -1,0 +1,71 @@
+"""Every CUDA source compiles to machine code for the GPUs it is meant for; no GPU is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernels_numba.gpu.source import FOLDER, Unit, all_units, source
+
+nvrtc = pytest.importorskip(
+    "cuda.bindings.nvrtc", reason="cuda-bindings is not installed: pip install 'dgpp[dev]'"
+)
+# The "a" targets catch instructions that the plain ones would leave to the driver.
+ARCHITECTURES = ("sm_90a", "sm_121a")
+AS_CUPY = "-ftz=true"
+
+
+def compiled(unit: Unit, *options: str) -> tuple[bool, str, int]:
+    """(compiles, the compiler's log, bytes of machine code)."""
+    made, program = nvrtc.nvrtcCreateProgram(
+        unit.text.encode(), f"{unit.name}.cu".encode(), 0, [], []
+    )
+    assert made == nvrtc.nvrtcResult.NVRTC_SUCCESS
+    flags = [option.encode() for option in (*unit.options(), *options)]
+    (result,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = b" " * size
+    nvrtc.nvrtcGetProgramLog(program, log)
+    good = result == nvrtc.nvrtcResult.NVRTC_SUCCESS
+    code = nvrtc.nvrtcGetCUBINSize(program)[1] if good else 0
+    nvrtc.nvrtcDestroyProgram(program)
+    return good, log.decode().strip("\0 \n"), code
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> None:
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}; pip install 'dgpp[dev]'")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("unit", all_units(), ids=str)
+def test_compiles_without_a_word(unit: Unit, architecture: str) -> None:
+    good, log, code = compiled(
+        unit, f"--gpu-architecture={architecture}", AS_CUPY, "-diag-suppress=177"
+    )
+    assert good, log
+    assert code > 1000
+    assert not log
+
+
+def test_an_error_is_found() -> None:
+    bad = Unit("linear", (("FORMAT", 9),))
+    good, log, _ = compiled(bad, "--gpu-architecture=sm_90a", AS_CUPY)
+    assert not good
+    assert "FORMAT is 1 (bf16) or 2 (nvfp4)" in log
+
+
+def test_every_file_belongs_to_a_unit() -> None:
+    assert {path.stem for path in FOLDER.glob("*.cu")} == {unit.name for unit in all_units()}
+    for path in FOLDER.glob("*.cuh"):
+        users = [file for file in FOLDER.glob("*.cu*") if f'"{path.name}"' in file.read_text()]
+        assert users, f"{path.name} is not included anywhere"
+
+
+def test_sources_stand_alone() -> None:
+    for path in sorted(Path(FOLDER).glob("*.cu")):
+        assert "#include" not in source(path.stem)

@@ -1,0 +1,35 @@
+"""Tests that take `backend_name` run once on every backend that this machine has."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+
+@cache
+def backend_names() -> tuple[str, ...]:
+    """cpu where Numba loads, cuda where a device can be used."""
+    from kernels_numba.gpu.device import installed, open_device
+    from kernels_numba.gpu.errors import CudaError
+
+    names = []
+    try:
+        import numba  # noqa: F401 - only whether it loads
+    except ImportError:
+        pass
+    else:
+        names.append("cpu")
+    if installed():
+        try:
+            open_device()
+        except CudaError:
+            pass
+        else:
+            names.append("cuda")
+    return tuple(names)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend_name" in metafunc.fixturenames:
+        metafunc.parametrize("backend_name", backend_names(), scope="session")
