@@ -60,13 +60,15 @@ def serve(settings: Settings, *, log_json: bool) -> int:
     _explain(deployment)
     ready = ready_line(settings.http.bind_host, settings.http.port, boot.served.id)
     world = topology(boot)
-    return run_world(
+    status = run_world(
         world,
         {role.role: boot.encode() for role in world.roles},
         placement=settings.engine.placement,
         settings=Supervision(drain_timeout_s=settings.engine.drain_timeout_s),
         on_ready=lambda: log.log_line(_log, ready.text, ready.fields),
     )
+    log.log_event(_log, "stopped", exit_status=status)
+    return status
 
 
 def memory_plan(settings: Settings) -> int:

@@ -20,7 +20,7 @@ def _histograms(buckets: tuple[float, ...], *names: str) -> tuple[Metric, ...]:
 
 
 SCHEDULER = (
-    *_gauges("active", "prefilling", "queued", "blocks_in_use", "last_step_s"),
+    *_gauges("active", "prefilling", "queued", "blocks_in_use", "levels_s"),
     *_counters(
         "steps",
         "decode_steps",

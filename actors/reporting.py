@@ -52,7 +52,7 @@ class SchedulerReport:
         self._said_ns = 0
         self._gauges = {
             name: self._block.gauge(name)
-            for name in ("active", "prefilling", "queued", "blocks_in_use", "last_step_s")
+            for name in ("active", "prefilling", "queued", "blocks_in_use", "levels_s")
         }
         self._step_seconds = self._block.histogram("step_seconds")
         self._inter_token = self._block.histogram("inter_token_seconds")
@@ -100,15 +100,15 @@ class SchedulerReport:
             self._decoded(len(plan.decodes), spent, now)
             self._sums.decode_tokens += tokens - sum(c.last for c in plan.prefills)
         self.levels(statistics)
-        self._gauges["last_step_s"].set(now / 1e9)
 
-    def levels(self, statistics: SchedulerStatistics) -> None:
-        """Copy what stands now into the shared block."""
+    def levels(self, statistics: SchedulerStatistics, arriving: int = 0) -> None:
+        """Copy what stands now into the shared block; `arriving` wait for the next tick."""
         self._latest = statistics
         gauges = self._gauges
+        gauges["levels_s"].set(self._context.clock())
         gauges["active"].set(statistics.active)
         gauges["prefilling"].set(statistics.prefilling)
-        gauges["queued"].set(statistics.queued)
+        gauges["queued"].set(statistics.queued + arriving)
         gauges["blocks_in_use"].set(statistics.blocks_in_use)
 
     def outcome(self, outcome: Outcome) -> None:

@@ -27,7 +27,7 @@ def run_world(
     """Returns the exit status: 0 orderly, 1 failed to start, 2 failed while serving or forced.
 
     `boot` holds each role's own msgpack. `on_ready` is called once, when every actor serves.
-    Handles SIGINT and SIGTERM; must run in the main thread. Raises TopologyError.
+    Handles SIGINT, SIGTERM and SIGHUP; must run in the main thread. Raises TopologyError.
     """
     topology.validate()
     chosen = settings or Settings()

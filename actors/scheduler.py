@@ -86,6 +86,7 @@ class SchedulerActor(Role):
         self._choices[message.id] = [submit.id for submit in submits]
         self._submits.extend(submits)
         self._report.arrived(submits)
+        self._report.levels(self._scheduler.statistics(), len(self._submits))
         if self._gather_s and self._scheduler.idle and self._scheduler.outstanding is None:
             if self._gathering is None:
                 self._gathering = self.context.call_later(self._gather_s, self._gathered)

@@ -19,7 +19,7 @@ import msgspec
 _log = logging.getLogger("dgpp.supervisor")
 
 ENGINE_FAILURE = "engine_failure"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

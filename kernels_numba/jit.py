@@ -12,10 +12,11 @@ import numba
 import numba.core.config
 import numba.extending
 
-# GNU OpenMP's threads spin for milliseconds after a region by default and would keep the cores from
-# the processes that turn the result into text; this is about a tenth, still longer than any gap
-# between two kernels of a step. Read when the library loads, which is after this line.
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+# GNU OpenMP's threads spin for milliseconds after a region by default. Beside any other busy process
+# the spinning ones then hold the cores that the late one needs: a few percent are lost here on an
+# idle machine, where waiting longer would lose ten times the speed on a busy one. Read when the
+# library loads, which is after this line.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # Numba's own annotations describe some of these as ordinary Python; kernels see the compiler.
 config: Any = numba.core.config

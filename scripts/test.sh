@@ -30,8 +30,6 @@ cd "$ROOT"
 # One BLAS thread: two collapse when something else runs beside them. OPENBLAS_CORETYPE stays as
 # it is: where a machine sets it, older BLAS builds need it.
 export OPENBLAS_NUM_THREADS=1
-# OpenMP threads that spin long for one another crawl when anything else runs (2 against 72 tok/s).
-export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
 export HF_HUB_OFFLINE=1
 
 failed=()

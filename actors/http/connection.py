@@ -40,11 +40,13 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         before = self._request_count
-        waiting = self._waiter is not None
+        # Waiting for a request, or before the first: what comes now belongs to a head.
+        waiter = self._waiter
+        heading = before == 0 or (waiter is not None and not waiter.done())
         super().data_received(data)
         if self._request_count != before:
             self._disarm()
-        elif waiting:
+        elif heading:
             self._watch_head(len(data))
 
     def handle_error(
@@ -55,13 +57,13 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """An answer in this API's error form for what never became a request."""
-        if isinstance(exc, LineTooLong):
+        if isinstance(exc, LineTooLong) or "Too many headers" in (message or ""):
             error = ApiError(431, f"The request head is over the limit of {HEAD_BYTES} bytes")
         elif status >= 500:
             self.log_exception("request failed", exc_info=exc)
             error = ApiError(500, "Internal error")
         else:
-            first_line = (message or "Bad request").partition("\n")[0]
+            first_line = (message or "Bad request").partition("\n")[0].rstrip(": ")
             error = ApiError(status, f"Malformed HTTP request: {first_line}")
         response = web.Response(
             status=error.status, body=error.json(), content_type="application/json"

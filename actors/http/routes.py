@@ -185,6 +185,6 @@ def error_response(error: ApiError) -> web.Response:
     response = web.Response(status=error.status, body=error.json(), content_type=JSON)
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
-    if error.status in (408, 411, 413, 415, 431, 501):
+    if error.status in (408, 411, 413, 415, 431, 501, 505):
         response.force_close()
     return response

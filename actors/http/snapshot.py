@@ -68,7 +68,7 @@ def snapshot(
 
 def _scheduler(boot: Boot, scheduler: Reader, now: float) -> SchedulerMetrics:
     terminal = sum(scheduler.count(f"finished_{reason}") for reason in REASONS)
-    last = scheduler.real("last_step_s")
+    last = scheduler.real("levels_s")
     return SchedulerMetrics(
         active=scheduler.count("active"),
         queued=scheduler.count("queued"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from dgpp.serve.limits import STREAM_BUFFER_BYTES, STREAM_STALL_SECONDS
 from dgpp.serve.sse import KEEP_ALIVE
@@ -28,9 +28,15 @@ class Events:
     """
 
     def __init__(
-        self, response: web.StreamResponse, transport: asyncio.Transport, interval: int
+        self,
+        response: web.StreamResponse,
+        transport: asyncio.Transport,
+        interval: int,
+        *,
+        chunked: bool = True,
     ) -> None:
         self._response = response
+        self._chunked = chunked
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._interval = interval
@@ -44,14 +50,19 @@ class Events:
     @classmethod
     async def begin(cls, request: web.BaseRequest, interval: int) -> Events:
         """Send the response head; from then on a comment after `interval` seconds of silence
-        (-1: none). Raises ConnectionResetError when the client is gone."""
+        (-1: none). HTTP/1.0 knows no chunks: there the end of the connection is the end of the
+        stream. Raises ConnectionResetError when the client is gone."""
+        chunked = request.version >= HttpVersion11
         response = web.StreamResponse(headers=_HEADERS)
-        response.enable_chunked_encoding()
+        if chunked:
+            response.enable_chunked_encoding()
+        else:
+            response.force_close()
         await response.prepare(request)
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("client disconnected")
-        events = cls(response, transport, interval)
+        events = cls(response, transport, interval, chunked=chunked)
         events.watch()
         return events
 
@@ -66,7 +77,7 @@ class Events:
         transport = self._transport
         if transport.is_closing():
             return
-        chunk = b"%x\r\n%b\r\n" % (len(events), events)
+        chunk = b"%x\r\n%b\r\n" % (len(events), events) if self._chunked else events
         transport.write(chunk)
         self._sent += len(chunk)
         self._spoke = self._loop.time()

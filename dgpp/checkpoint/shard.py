@@ -101,6 +101,8 @@ class Shard:
             if entry.begin < reach:
                 raise self._fail(f"tensor {entry.name} overlaps the one before it")
             reach = max(reach, entry.end)
+        if reach != data_bytes:
+            raise self._fail(f"{data_bytes - reach} bytes after the last tensor belong to none")
         return entries
 
     def _entry(self, name: str, raw: Any, data_bytes: int) -> TensorEntry:

@@ -33,11 +33,16 @@ def _engine(model: str, threads: int, slots: int, tokens: int) -> tuple[ModelEng
     from dgpp.checkpoint.host_memory import available_memory
     from dgpp.checkpoint.resolve import resolve_model
     from dgpp.engine.model_engine import ModelEngine
+    from dgpp.errors import ConfigError
     from dgpp.models.plan import MemorySettings, plan_memory, require_fit
 
     files = Files(resolve_model(model))
     per_slot = -(-tokens // 64) * 64
     plan = plan_memory(files.config, MemorySettings(slots=slots, kv_capacity=slots * per_slot))
+    if tokens > plan.limits.position_ceiling:
+        raise ConfigError(
+            f"--context: {tokens} positions are needed, {model} has {plan.limits.position_ceiling}"
+        )
     require_fit(plan, available_memory())
     engine = ModelEngine(files, plan.limits, threads)
     engine.warm_up()

@@ -10,14 +10,17 @@ from dgpp.engine.base import EngineLimits
 from dgpp.errors import ConfigError, MemoryPlanError
 from dgpp.models.registry import family_of
 from dgpp.models.sources import PlannedWeights
+from dgpp.state.declaration import CPU_CACHE, CUDA_CACHE
 
 BLOCK_TOKENS = 64
 CHUNK_ALIGN = 64
-CHUNK_LIMIT = 1024
+CHUNK_LIMIT = 512
 HEADROOM = 1 << 30
 """Bytes that must stay free beside the plan."""
 RUNTIME = 160 << 20
 """Interpreter, libraries, compiled kernels and kernel scratch of an engine process."""
+CUDA_RUNTIME = 1 << 30
+"""The driver's context, loaded kernels, partial results of attention, an allocator's remainders."""
 MIB = 1 << 20
 
 
@@ -25,7 +28,8 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that size an engine.
 
     `kv_capacity` tokens in all slots together, rounded up to blocks. `max_positions` bounds one
-    request; 0 takes what the model and the capacity allow. `drafts` loads draft layers.
+    request; 0 takes what the model and the capacity allow. `drafts` loads draft layers. `backend`
+    decides what a cached value takes.
     """
 
     slots: int = 8
@@ -34,6 +38,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     candidates: int = 128
     kv_dtype: str = "bf16"
     drafts: bool = False
+    backend: str = "cpu"
 
 
 class MemoryItem(msgspec.Struct, frozen=True):
@@ -93,18 +98,21 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         candidates=min(settings.candidates, parsed.vocab_size),
     )
     capacity = row_capacity(limits)
-    token_bytes = model.state.token_bytes()
+    cuda = settings.backend == "cuda"
+    token_bytes = model.state.token_bytes(CUDA_CACHE if cuda else CPU_CACHE)
     sizes = {
         **{f"weights: {name}": size for name, size in source.items.items()},
         "kv cache": token_bytes * blocks * BLOCK_TOKENS,
         "activations": model.workspace.row_bytes() * capacity,
         "rotary table": 4 * ceiling * parsed.rotated,
         "logits": 8 * settings.slots * parsed.vocab_size,
-        "runtime": RUNTIME,
+        "runtime": CUDA_RUNTIME if cuda else RUNTIME,
     }
     items = [MemoryItem(name, size) for name, size in sizes.items()]
     items.sort(key=lambda item: (-item.bytes, item.name))
-    notes = [f"kv_dtype {settings.kv_dtype}: the CPU backend stores float32 rows"]
+    notes = []
+    if not cuda:
+        notes = [f"kv_dtype {settings.kv_dtype}: the CPU backend stores float32 rows"]
     return MemoryPlan(
         tuple(items), limits, token_bytes, _read_bytes(source.items, parsed), tuple(notes)
     )

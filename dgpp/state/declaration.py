@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import msgspec
 
+from kernels_numba.gpu.source import HEAD_STEP
 from kernels_numba.weights import VECTOR
 
-CACHE_BYTES = 4
-"""Bytes of one cached value on the CPU, whatever `kv_dtype` says: rows are float32."""
+
+class CacheForm(msgspec.Struct, frozen=True):
+    """How a backend keeps cached rows: bytes of a value, and what heads are padded to."""
+
+    value_bytes: int
+    padding: int
+
+
+CPU_CACHE = CacheForm(4, VECTOR)
+"""float32 rows, whatever `kv_dtype` says."""
+CUDA_CACHE = CacheForm(2, HEAD_STEP)
 
 
 class PagedPlane(msgspec.Struct, frozen=True):
@@ -17,10 +27,10 @@ class PagedPlane(msgspec.Struct, frozen=True):
     kv_heads: int
     head_dim: int
 
-    def token_bytes(self) -> int:
-        """Bytes per token; heads are padded to whole vectors."""
-        padded = -(-self.head_dim // VECTOR) * VECTOR
-        return 2 * self.kv_heads * padded * CACHE_BYTES
+    def token_bytes(self, form: CacheForm) -> int:
+        """Bytes per token; heads are padded to what kernels read at once."""
+        padded = -(-self.head_dim // form.padding) * form.padding
+        return 2 * self.kv_heads * padded * form.value_bytes
 
 
 class StateDeclaration(msgspec.Struct, frozen=True):
@@ -28,5 +38,5 @@ class StateDeclaration(msgspec.Struct, frozen=True):
 
     planes: tuple[PagedPlane, ...]
 
-    def token_bytes(self) -> int:
-        return sum(plane.token_bytes() for plane in self.planes)
+    def token_bytes(self, form: CacheForm) -> int:
+        return sum(plane.token_bytes(form) for plane in self.planes)

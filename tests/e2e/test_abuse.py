@@ -141,6 +141,34 @@ def test_framing_that_is_not_served(server):
     assert raw(server, head(2, "Content-Length: 3") + b"{}")[9:12] == b"400"
 
 
+def test_an_http_1_0_client_streams_until_the_end_of_its_connection(server):
+    body = json.dumps(chat(server, stream=True)).encode()
+    got = raw(server, head(len(body)).replace(b"HTTP/1.1", b"HTTP/1.0") + body)
+    top, _, events = got.partition(b"\r\n\r\n")
+    assert top.startswith(b"HTTP/1.0 200")
+    assert b"chunked" not in top.lower()
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"data: [DONE]\n\n")
+
+
+def test_other_versions_of_http_are_refused(server):
+    got = raw(server, b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n")
+    assert got[9:12] in (b"505", b"400")
+
+
+@pytest.mark.long
+def test_a_head_that_dribbles_is_cut_off_in_time_from_its_first_byte(server):
+    links = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]
+    for link in links:
+        link.sendall(b"G")
+    began = time.monotonic()
+    for link in links:
+        link.settimeout(15)
+        assert link.recv(100).startswith(b"HTTP/1.1 408")
+        link.close()
+    assert time.monotonic() - began < 13
+
+
 def test_a_huge_head_is_refused(server):
     assert raw(server, head(2, "X-Junk: " + "j" * 20_000))[9:12] == b"431"
     many = [f"X-{i}: {'j' * 500}" for i in range(60)]

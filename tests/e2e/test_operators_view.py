@@ -30,12 +30,13 @@ def test_the_log_tells_start_admission_retirement_and_rates_but_no_text(serve):
     request = answer["id"]
     for said in (
         "READY — http://127.0.0.1:",
-        "engine scripted on",
+        "engine scripted ",
         f"{request}-0 admitted to slot 0: prompt ",
         f"{request}-0 retired (length): 12 tok in ",
         "stats: rank 0 | ",
         "unknown fields ignored",
         "draining up to 30 s",
+        "stopped exit_status=0",
     ):
         assert said in log, log
     assert SECRET not in log
@@ -115,3 +116,22 @@ def test_a_long_prompt_on_its_way_in_holds_up_no_stream(serve):
         sender.join()
     # A step takes 5 ms; the rest is what a busy machine and one long prompt may add.
     assert sorted(gaps)[int(len(gaps) * 0.99)] < 0.1
+
+
+def test_metrics_show_what_waits_and_what_is_read_while_a_step_runs(serve):
+    server = serve(step_ms=400, max_concurrency=1)
+    short = {"max_tokens": 2}
+    threads = [threading.Thread(target=ask, args=(server,), kwargs=short) for _ in range(2)]
+    seen = set()
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 5
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+        levels = server.metrics()["scheduler"]
+        busy = levels["prefilling"] + levels["active"]
+        seen.add((busy, levels["queued"]))
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    assert (1, 1) in seen
+    assert server.metrics()["scheduler"]["active"] == 0

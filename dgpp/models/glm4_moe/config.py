@@ -116,19 +116,26 @@ def _unquantised(raw: dict[str, Any]) -> tuple[str, ...] | None:
     return tuple(str(pattern) for pattern in ignored)
 
 
+MOST = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "num_hidden_layers": 1000,
+    "num_attention_heads": 1 << 14,
+    "num_key_value_heads": 1 << 14,
+    "intermediate_size": 1 << 24,
+    "max_position_embeddings": 1 << 40,
+    "head_dim": 1 << 14,
+}
+"""Sizes are the file's, but a damaged one must not be planned for hours."""
+
+
 def _check_sizes(config: Glm4MoeConfig) -> None:
-    for field in (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
-        "max_position_embeddings",
-        "head_dim",
-    ):
-        if getattr(config, field) < 1:
-            raise _fail(field, f"is {getattr(config, field)}, below 1")
+    for field, most in MOST.items():
+        if not 1 <= getattr(config, field) <= most:
+            raise _fail(field, f"is {getattr(config, field)}, not within 1..{most}")
+    for field, most in (("n_routed_experts", 1 << 14), ("num_nextn_predict_layers", 16)):
+        if getattr(config, field) > most:
+            raise _fail(field, f"is {getattr(config, field)}, above {most}")
     if config.num_attention_heads % config.num_key_value_heads:
         raise _fail("num_attention_heads", "is not a multiple of num_key_value_heads")
     if config.rotated % 2 or not 0 < config.rotated <= config.head_dim:
