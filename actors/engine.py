@@ -84,10 +84,12 @@ def build_engine(boot: Boot) -> Engine:
         script = boot.settings.engine.script
         lines = load_script(Path(script), boot.limits.vocab_size) if script else []
         return ScriptedEngine(boot.limits, lines)
-    if boot.backend == "cpu":
+    if boot.backend in ("cpu", "cuda"):
         from dgpp.engine.model_engine import ModelEngine
 
-        engine = ModelEngine(Path(boot.model_directory), boot.limits, boot.threads)
+        engine = ModelEngine(
+            Path(boot.model_directory), boot.limits, boot.threads, backend=boot.backend
+        )
         engine.warm_up()
         for note in engine.notes():
             level = logging.WARNING if note.startswith(WARNING) else logging.INFO

@@ -23,6 +23,7 @@ from dgpp.checkpoint.resolve import resolve_model
 from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.settings import SamplingSettings, Settings
 from dgpp.config.version import version
+from dgpp.engine.backends import choose_backend
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.script import load_script, max_drafts
 from dgpp.errors import CheckpointError, ConfigError
@@ -87,12 +88,13 @@ def deploy(settings: Settings, *, log_json: bool) -> Deployment:
     """Find the model, plan its memory and settle everything that the roles are told."""
     directory = model_directory(settings.model)
     engine = settings.engine
-    backend = "cpu" if engine.backend == "auto" else engine.backend
+    backend, device = choose_backend(engine.backend)
     plan: MemoryPlan | None = None
     if backend == "scripted":
         limits = _scripted_limits(settings, directory)
     else:
-        plan = _plan(settings, directory)
+        free = available_memory() if device is None or device.unified else device.free_bytes
+        plan = _plan(settings, directory, backend, free)
         limits = plan.limits
     boot = Boot(
         settings=settings,
@@ -112,7 +114,7 @@ def model_directory(model: str) -> Path:
     return ensure_demo(progress=_say_progress()) if model == DEMO_MODEL else resolve_model(model)
 
 
-def _plan(settings: Settings, directory: Path) -> MemoryPlan:
+def _plan(settings: Settings, directory: Path, backend: str, free_bytes: int) -> MemoryPlan:
     engine = settings.engine
     plan = plan_memory(
         read_json(directory / "config.json"),
@@ -121,9 +123,10 @@ def _plan(settings: Settings, directory: Path) -> MemoryPlan:
             kv_capacity=engine.kv_capacity,
             candidates=engine.sampling_candidates,
             kv_dtype=engine.kv_dtype,
+            backend=backend,
         ),
     )
-    require_fit(plan, available_memory())
+    require_fit(plan, free_bytes)
     return plan
 
 
@@ -214,7 +217,7 @@ def _explain(deployment: Deployment) -> None:
     boot, plan = deployment
     log.log_event(
         _log,
-        f"engine {boot.backend}" + (f" on {boot.threads} threads" if plan else ""),
+        f"engine {boot.backend}" + (f" on {boot.threads} threads" if boot.backend == "cpu" else ""),
         directory=boot.model_directory,
         slots=boot.limits.slots,
         blocks=boot.limits.blocks,

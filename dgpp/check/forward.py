@@ -165,6 +165,7 @@ def check_checkpoint(
     *,
     threads: int = 2,
     per_layer: bool = False,
+    backend: str = "cpu",
 ) -> ForwardReport:
     """Run the prompt of `expected` through an engine in chunks, then decode greedily, and compare.
 
@@ -173,7 +174,8 @@ def check_checkpoint(
     greedy = expected["greedy"] if "greedy" in expected else np.zeros(0, np.int32)
     tokens = len(expected["ids"]) + len(greedy)
     limits = _limits(checkpoint.config, tokens)
-    engine = ModelEngine(checkpoint, limits, threads, drafts="mtp_logits" in expected)
+    drafts = "mtp_logits" in expected
+    engine = ModelEngine(checkpoint, limits, threads, drafts=drafts, backend=backend)
     trace = Trace(engine, expected["ids"], len(greedy))
     trace.run()
     verdict = _Verdict()
@@ -220,9 +222,20 @@ def check_checkpoint(
 
 
 def open_and_check(
-    directory: Path, expected: Path, tolerances: Tolerances, *, threads: int, per_layer: bool
+    directory: Path,
+    expected: Path,
+    tolerances: Tolerances,
+    *,
+    threads: int,
+    per_layer: bool,
+    backend: str = "cpu",
 ) -> ForwardReport:
     """`check_checkpoint` from paths. Raises CheckpointError for what cannot be opened."""
     return check_checkpoint(
-        Checkpoint(directory), Expected(expected), tolerances, threads=threads, per_layer=per_layer
+        Checkpoint(directory),
+        Expected(expected),
+        tolerances,
+        threads=threads,
+        per_layer=per_layer,
+        backend=backend,
     )

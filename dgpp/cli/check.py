@@ -37,7 +37,7 @@ def _print_report(report: ForwardReport) -> None:
 def check_forward(
     checkpoint: Annotated[Path, typer.Option(help="Checkpoint directory.")],
     expected: Annotated[Path, typer.Option(help="Reference values (.npz).")],
-    backend: Annotated[str, typer.Option(help="Backend to run on: cpu.")] = "cpu",
+    backend: Annotated[str, typer.Option(help="Backend to run on: cpu, cuda or auto.")] = "cpu",
     tolerance: Annotated[
         float | None,
         typer.Option(help="Absolute tolerance where no index.json states one.", min=0.0),
@@ -53,17 +53,26 @@ def check_forward(
 
     from dgpp.check.expected import stated_tolerances, uniform_tolerances
     from dgpp.check.forward import open_and_check
+    from dgpp.engine.backends import choose_backend
 
-    if backend not in ("cpu", "auto"):
-        typer.echo(f"--backend: {backend!r} is not available, only cpu", err=True)
+    if backend not in ("auto", "cpu", "cuda"):
+        typer.echo(f"--backend: {backend!r} is not one of auto, cpu, cuda", err=True)
         raise typer.Exit(1)
+    chosen, _ = choose_backend(backend)
     tolerances = stated_tolerances(expected)
     if tolerances is None:
         if tolerance is None:
             typer.echo(f"{expected}: no index.json states a tolerance; give --tolerance", err=True)
             raise typer.Exit(1)
         tolerances = uniform_tolerances(tolerance)
-    report = open_and_check(checkpoint, expected, tolerances, threads=threads, per_layer=per_layer)
+    report = open_and_check(
+        checkpoint,
+        expected,
+        tolerances,
+        threads=threads,
+        per_layer=per_layer,
+        backend=chosen,
+    )
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
     else:

@@ -89,7 +89,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: Annotated[
         Literal["auto", "cpu", "cuda", "scripted"],
-        _Backend("what computes; auto: the GPU where one can be used", now=("cpu", "scripted")),
+        _Backend(
+            "what computes; auto: the GPU where one can be used", now=("cpu", "cuda", "scripted")
+        ),
     ] = "auto"
     load: Annotated[
         Literal["checkpoint", "dummy"],

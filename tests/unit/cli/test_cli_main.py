@@ -122,7 +122,6 @@ def test_memory_plan(config, launched):
         (["--set", "engine.mpt=1"], "--set: engine.mpt: unknown key (did you mean engine.mtp?)"),
         (["--mtp"], "not supported yet: engine.mtp"),
         (["--world-size", "2"], "not supported yet: world_size"),
-        (["--backend", "cuda"], "not supported yet: engine.backend"),
         (["--release", "9.9"], "not supported yet: release"),
         (["--metrics-port", "9"], "not supported yet: ports.metrics"),
         (["--set", 'nodes=["gpu-box-7"]', "--set", "world_size=1"], "not supported yet: nodes"),
