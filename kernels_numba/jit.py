@@ -12,9 +12,9 @@ import numba
 import numba.core.config
 import numba.extending
 
-# GNU OpenMP's threads spin for milliseconds after a region by default. Beside any other busy process
-# the spinning ones then hold the cores that the late one needs: a few percent are lost here on an
-# idle machine, where waiting longer would lose ten times the speed on a busy one. Read when the
+# GNU OpenMP's threads spin for milliseconds after a region by default. Beside any other busy
+# process the spinning ones hold the cores that the late one needs: a few percent are lost here on
+# an idle machine, where waiting longer would lose ten times the speed on a busy one. Read when the
 # library loads, which is after this line.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
