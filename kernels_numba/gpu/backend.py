@@ -84,7 +84,7 @@ class CudaBackend:
         self._staging = Staging(STAGING_BYTES)
         self._index = cupy.zeros(capacity, cupy.int32)
         self._indexed: list[int] = []
-        self._project = Project(self._kernels, capacity)
+        self._project = Project(self._kernels, capacity, self.device.processors)
         self._attend = Attend(self._kernels)
         self._mixture = Mixture(self._kernels, self._project, capacity)
 

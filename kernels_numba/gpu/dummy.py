@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels_numba.gpu.kernels import Kernels
-from kernels_numba.gpu.memory import CudaMatrix
+from kernels_numba.gpu.memory import FACTOR_SCALE, CudaMatrix
 from kernels_numba.gpu.source import RANDOM
 from kernels_numba.weights import DUMMY_DEVIATION, Form
 
@@ -28,5 +28,5 @@ def dummy_matrix(kernels: Kernels, form: Form, rows: int, columns: int, seed: in
     kernels.launch(RANDOM, "fill_bytes", (BLOCKS,), THREADS, codes)
     kernels.launch(RANDOM, "fill_bytes", (BLOCKS,), THREADS, scales)
     scale[:, columns // 16 :] = 0
-    matrix.factors.fill(DUMMY_DEVIATION / CODE_DEVIATION)
+    matrix.factors.fill(FACTOR_SCALE * DUMMY_DEVIATION / CODE_DEVIATION)
     return matrix

@@ -13,6 +13,8 @@ from kernels_numba.weights import Form, Part
 
 PAD = 128
 """Values to which rows are padded: the longest chunk of K that a kernel reads at once."""
+FACTOR_SCALE = 256.0
+"""What NVFP4 rows' factors are larger by: kernels decode values that much too small."""
 _CHUNK = {Form.BF16: 64, Form.NVFP4: 128}
 
 
@@ -107,7 +109,7 @@ class CudaMatrix:
             _fill(matrix.data[first:last], part.data)
             if part.scale is not None:
                 _fill(matrix.scale[first:last], part.scale)
-                matrix.factors[first:last] = np.float32(part.multiplier)
+                matrix.factors[first:last] = np.float32(part.multiplier * FACTOR_SCALE)
             first = last
         return matrix
 

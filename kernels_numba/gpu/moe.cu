@@ -67,27 +67,41 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_by_expert(
     const int* ids, i64 pairs, i64 top, i64 experts, i64 size, i64 most, int* source, int* place,
     int4* tiles) {
     __shared__ int counts[MOST_EXPERTS], starts[MOST_EXPERTS], first_tiles[MOST_EXPERTS];
+    __shared__ int2 warps[GROUP_THREADS / 32];
     __shared__ int used;
     const int lane = threadIdx.x % 32;
     for (int e = threadIdx.x; e < experts; e += GROUP_THREADS) counts[e] = 0;
     __syncthreads();
     for (i64 p = threadIdx.x; p < pairs; p += GROUP_THREADS) atomicAdd(&counts[ids[p]], 1);
     __syncthreads();
-    if (threadIdx.x == 0) {
-        int at = 0, tile = 0;
-        for (int e = 0; e < experts; ++e) {
-            starts[e] = at;
-            first_tiles[e] = tile;
-            at += counts[e];
-            tile += (counts[e] + static_cast<int>(size) - 1) / static_cast<int>(size);
+    // Running sums of (places, tiles) over experts, one a thread.
+    const int each = static_cast<int>(threadIdx.x) < experts ? counts[threadIdx.x] : 0;
+    const int pieces = (each + static_cast<int>(size) - 1) / static_cast<int>(size);
+    int at = each, tile = pieces;
+    for (int step = 1; step < 32; step *= 2) {
+        const int before = __shfl_up_sync(0xffffffffu, at, step);
+        const int before_tile = __shfl_up_sync(0xffffffffu, tile, step);
+        if (lane >= step) {
+            at += before;
+            tile += before_tile;
         }
-        used = tile;
     }
+    if (lane == 31) warps[threadIdx.x / 32] = make_int2(at, tile);
+    __syncthreads();
+    for (int w = 0; w < static_cast<int>(threadIdx.x) / 32; ++w) {
+        at += warps[w].x;
+        tile += warps[w].y;
+    }
+    if (static_cast<int>(threadIdx.x) < experts) {
+        starts[threadIdx.x] = at - each;
+        first_tiles[threadIdx.x] = tile - pieces;
+    }
+    if (threadIdx.x == GROUP_THREADS - 1) used = tile;
     __syncthreads();
     for (int e = threadIdx.x; e < experts; e += GROUP_THREADS) {
-        int tile = first_tiles[e];
+        int to = first_tiles[e];
         for (int done = 0; done < counts[e]; done += static_cast<int>(size)) {
-            tiles[tile++] =
+            tiles[to++] =
                 make_int4(e, starts[e] + done, min(static_cast<int>(size), counts[e] - done), 0);
         }
     }
@@ -95,17 +109,17 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_by_expert(
         tiles[i] = make_int4(0, 0, 0, 0);
     }
     for (int e = threadIdx.x / 32; e < experts; e += GROUP_THREADS / 32) {
-        int at = starts[e];
-        const int end = at + counts[e];
-        for (i64 p0 = 0; p0 < pairs && at < end; p0 += 32) {
+        int next = starts[e];
+        const int end = next + counts[e];
+        for (i64 p0 = 0; p0 < pairs && next < end; p0 += 32) {
             const bool mine = p0 + lane < pairs && ids[p0 + lane] == e;
             const u32 found = __ballot_sync(0xffffffffu, mine);
             if (mine) {
-                const int to = at + __popc(found & ((1u << lane) - 1u));
+                const int to = next + __popc(found & ((1u << lane) - 1u));
                 source[to] = static_cast<int>((p0 + lane) / top);
                 place[p0 + lane] = to;
             }
-            at += __popc(found);
+            next += __popc(found);
         }
     }
 }

@@ -15,6 +15,8 @@ FEW = (8, 16, 32, 64)
 """Rows that one pass of the streaming kernel takes; more go to the tiled one."""
 BLOCK_ROWS = 128
 """Weight rows of a tiled block."""
+STRIP_ROWS = 16
+"""Weight rows of a streaming block; a broad one has two strips."""
 STAGES = 4
 """The tiled kernel's own constant."""
 _STAGE_BYTES = {
@@ -54,8 +56,9 @@ class Grouping:
 class Project:
     """Holds the normed input that projections read."""
 
-    def __init__(self, kernels: Kernels, capacity: int) -> None:
+    def __init__(self, kernels: Kernels, capacity: int, processors: int) -> None:
         self._kernels = kernels
+        self._processors = processors
         self._capacity = capacity
         self._input = CudaTensor(capacity, 1, wide=False)
 
@@ -124,16 +127,27 @@ class Project:
     ) -> None:
         shape = shape_of(count) if grouping is None else grouping.shape
         tiles = -(-count // shape.size) if grouping is None else grouping.most
-        each = (16 if shape.few else BLOCK_ROWS) // (2 if kind == "gated" else 1)
+        halves = 2 if kind == "gated" else 1
         if shape.few:
-            name, unit, shared = kind, linear_unit(matrix.form), 0
+            grid, variant = self._streamed(-(-rows * halves // STRIP_ROWS), tiles, shape.size)
+            name, unit, shared = kind + variant, linear_unit(matrix.form), 0
         else:
+            grid = (tiles, -(-rows * halves // BLOCK_ROWS))
             name, unit = "tile" if kind == "linear" else f"tile_{kind}", tile_unit(matrix.form)
             shared = STAGES * _STAGE_BYTES[matrix.form, shape.size]
         self._kernels.launch(
-            unit, f"{name}_{shape.size}", (-(-rows // each), tiles), THREADS,
+            unit, f"{name}_{shape.size}", grid, THREADS,
             (*matrix.weights, rows, matrix.chunks, x.pointer, x.stride, *out.target, bias, add,
              0 if grouping is None else grouping.tiles,
              0 if grouping is None else grouping.gather, count),
             shared,
         )  # fmt: skip
+
+    def _streamed(self, strips: int, tiles: int, size: int) -> tuple[tuple[int, int], str]:
+        """The grid, and which variant keeps enough in flight on it; their bits are equal."""
+        blocks = strips * tiles
+        if size in (16, 32) and blocks >= 4 * self._processors:
+            return (-(-strips // 2), tiles), "_broad"
+        if size in (8, 16) and blocks <= 2 * self._processors:
+            return (strips, tiles), "_deep"
+        return (strips, tiles), ""

@@ -17,7 +17,7 @@ extern "C" __global__ void embed(
     } else {
         const u32 code = row[i / 2] >> (i % 2 * 4) & 15u;
         value = e2m1_float(code) * e4m3_float(scale[token * scale_stride + i / 16]);
-        value *= factors[token];
+        value *= factors[token] * 0x1p-8f;
     }
     store_value(row_at(out, blockIdx.x, out_stride, out_wide), i, out_wide, value);
 }

@@ -2,7 +2,8 @@
 //
 // A block owns 128 weight rows and BN rows of x, staged in shared memory. It walks K in linear.cu's
 // order: all chunks of its warp 0, then of warp 1, ..., each run summed from zero and then added
-// to the total. Grid: (weight rows / 128, tiles of BN rows).
+// to the total. Grid: (tiles of BN rows, weight rows / 128): what runs at
+// once shares weights.
 #include "common.cuh"
 #include "weights.cuh"
 
@@ -107,12 +108,12 @@ __device__ __forceinline__ void tile_linear(
     constexpr int NT = BN / 8 / (WARPS / ACROSS);
     extern __shared__ __align__(16) u8 memory[];
     Stage<BN>* stages = reinterpret_cast<Stage<BN>*>(memory);
-    const Tile tile = tile_of(tiles, blockIdx.y, BN, rows);
+    const Tile tile = tile_of(tiles, blockIdx.x, BN, rows);
     if (tile.count <= 0) return;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int row0 = warp % ACROSS * MT * 16, column0 = warp / ACROSS * NT * 8;
     const i64 base = tile.expert * (GATED ? 2 * n : n);
-    const i64 n0 = static_cast<i64>(blockIdx.x) * (GATED ? BM / 2 : BM);
+    const i64 n0 = static_cast<i64>(blockIdx.y) * (GATED ? BM / 2 : BM);
 
     Loader<BN, GATED> loader;
 #pragma unroll

@@ -29,7 +29,8 @@ __device__ __forceinline__ void words_of(const Share& share, int step, u32 (&wor
 __device__ __forceinline__ int input_unit(int step, int t) { return 4 * step + t; }
 #elif FORMAT == 2
 // NVFP4: a chunk is 128 values, 64 bytes and 8 scales. Lane t takes values 32 t + 8 s ... + 7.
-// code * scale has six significant bits and is exact in bf16; the tensor's multiplier comes last.
+// code * scale has six significant bits and is exact in bf16, here 2^8 too small: the rows' factors,
+// which come last, hold the tensor's multiplier times 2^8.
 constexpr int CHUNK = 128;
 constexpr int STEPS = 4;
 constexpr int CHUNK_BYTES = 64;
@@ -46,16 +47,16 @@ __device__ __forceinline__ u32 multiply_pair(u32 a, u32 b) {
     return product;
 }
 
-// Eight codes, low nibble first, times their scale, as four bf16 pairs.
+// Eight codes, low nibble first, times their scale / 2^8, as four bf16 pairs.
 __device__ __forceinline__ void decode_word(u32 codes, float scale, u32 (&words)[4]) {
-    const u32 scales = pack_bf16(scale, scale);
+    const u32 scales = pack_bf16(scale * 0x1p118f, scale * 0x1p118f);
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
         const u32 q = codes >> (8 * pair);
         // Exponent and mantissa of a code are a bf16's, 2^126 too small; this instruction takes
         // subnormals, whatever the compiler was told.
         const u32 bits = (q & 7u) << 6 | (q & 8u) << 12 | (q & 0x70u) << 18 | (q & 0x80u) << 24;
-        words[pair] = multiply_pair(multiply_pair(bits, 0x7e807e80u), scales);
+        words[pair] = multiply_pair(bits, scales);
     }
 }
 
