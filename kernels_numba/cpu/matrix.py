@@ -50,8 +50,3 @@ class CpuMatrix:
             int(self.scale.strides[0]) if scaled else 0,
             int(self.factors.ctypes.data) if scaled else 0,
         )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one pass over the matrix reads."""
-        return int(self.data.nbytes + self.scale.nbytes + self.factors.nbytes)

@@ -169,16 +169,6 @@ def top_candidates(logits: Any, tops: Any, ids: Any, values: Any) -> int:
 
 
 @kernel()
-def count_present(logits: Any) -> int:
-    """Ids above -inf."""
-    left = 0
-    for i in range(logits.shape[0]):
-        if logits[i] > -np.inf:
-            left += 1
-    return left
-
-
-@kernel()
 def pick_row(
     logits: Any, temperature: float, tops: Any, partials: Any, ids: Any, values: Any
 ) -> tuple[int, float]:

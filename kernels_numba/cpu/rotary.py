@@ -43,20 +43,26 @@ def _rotate_half(x: int, cos_sin: int, half: int) -> None:
 
 @kernel()
 def _rotary_row(
-    qkv: int, position: int, block: int, within: int, heads: int, kv_heads: int, dim: int,
-    padded: int, q_norm: int, k_norm: int, eps: float, angles: int, half: int,
-    queries: int, keys: int, values: int, block_tokens: int,
+    r: int, qkv: int, qkv_stride: int, positions: int, slots: int, tables: int, table_width: int,
+    heads: int, kv_heads: int, dim: int, padded: int, q_norm: int, k_norm: int, eps: float,
+    angles: int, half: int, queries: int, query_stride: int, keys: int, values: int,
+    block_tokens: int,
 ) -> None:  # fmt: skip
+    position = view_i32(positions, r + 1)[r]
+    entry = view_i32(slots, r + 1)[r] * table_width + position // block_tokens
+    block = view_i32(tables, entry + 1)[entry]
+    row = qkv + r * qkv_stride
     cos_sin = angles + position * half * 8
     for h in range(heads):
-        target = queries + 4 * h * padded
-        _norm_head(qkv + 4 * h * dim, q_norm, dim, eps, target)
+        target = queries + r * query_stride + 4 * h * padded
+        _norm_head(row + 4 * h * dim, q_norm, dim, eps, target)
         _rotate_half(target, cos_sin, half)
     for h in range(kv_heads):
-        place = 4 * padded * ((block * kv_heads + h) * block_tokens + within)
-        _norm_head(qkv + 4 * (heads + h) * dim, k_norm, dim, eps, keys + place)
+        line = (block * kv_heads + h) * block_tokens + position % block_tokens
+        place = 4 * padded * line
+        _norm_head(row + 4 * (heads + h) * dim, k_norm, dim, eps, keys + place)
         _rotate_half(keys + place, cos_sin, half)
-        source = view_f32(qkv + 4 * (heads + kv_heads + h) * dim, dim)
+        source = view_f32(row + 4 * (heads + kv_heads + h) * dim, dim)
         target_values = view_f32(values + place, dim)
         for i in range(dim):
             target_values[i] = source[i]
@@ -70,12 +76,9 @@ def _rotary_parallel(
     block_tokens: int,
 ) -> None:  # fmt: skip
     for r in prange(rows):
-        position = view_i32(positions, rows)[r]
-        entry = view_i32(slots, rows)[r] * table_width + position // block_tokens
-        block = view_i32(tables, entry + 1)[entry]
-        _rotary_row(qkv + r * qkv_stride, position, block, position % block_tokens, heads, kv_heads,
-                    dim, padded, q_norm, k_norm, eps, angles, half, queries + r * query_stride,
-                    keys, values, block_tokens)  # fmt: skip
+        _rotary_row(r, qkv, qkv_stride, positions, slots, tables, table_width, heads, kv_heads, dim,
+                    padded, q_norm, k_norm, eps, angles, half, queries, query_stride, keys, values,
+                    block_tokens)  # fmt: skip
 
 
 @kernel()
@@ -92,9 +95,6 @@ def rotary_cache_write(
                          query_stride, keys, values, block_tokens)  # fmt: skip
         return
     for r in range(rows):
-        position = view_i32(positions, rows)[r]
-        entry = view_i32(slots, rows)[r] * table_width + position // block_tokens
-        block = view_i32(tables, entry + 1)[entry]
-        _rotary_row(qkv + r * qkv_stride, position, block, position % block_tokens, heads, kv_heads,
-                    dim, padded, q_norm, k_norm, eps, angles, half, queries + r * query_stride,
-                    keys, values, block_tokens)  # fmt: skip
+        _rotary_row(r, qkv, qkv_stride, positions, slots, tables, table_width, heads, kv_heads, dim,
+                    padded, q_norm, k_norm, eps, angles, half, queries, query_stride, keys, values,
+                    block_tokens)  # fmt: skip

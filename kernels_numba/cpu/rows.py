@@ -1,4 +1,4 @@
-"""Moving rows: embedding look-up and gathering."""
+"""Moving rows: copies and embedding look-up."""
 
 from __future__ import annotations
 
@@ -33,13 +33,3 @@ def embed(
             widen_nvfp4(row, scale + n * scale_stride, factors + 4 * n, depth, target)
         else:
             copy_row(row, target, depth)
-
-
-@kernel()
-def gather(
-    x: int, x_stride: int, index: int, rows: int, width: int, out: int, out_stride: int
-) -> None:
-    """out[r] = x[index[r]], float32 [width]."""
-    order = view_i32(index, rows)
-    for r in range(rows):
-        copy_row(x + order[r] * x_stride, out + r * out_stride, width)

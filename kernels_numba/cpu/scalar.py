@@ -74,16 +74,6 @@ def double_of_bits(typing_context, bits):  # type: ignore[no-untyped-def]
     return types.float64(types.int64), codegen
 
 
-@intrinsic
-def bits_of_double(typing_context, value):  # type: ignore[no-untyped-def]
-    """The bit pattern of a float64 as int64."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.bitcast(args[0], ir.IntType(64))
-
-    return types.int64(types.float64), codegen
-
-
 _LOG2E = np.float32(1.4426950408889634)
 _LN2_HIGH = np.float32(0.693359375)
 _LN2_LOW = np.float32(-2.12194440e-4)
