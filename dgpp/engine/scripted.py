@@ -37,8 +37,8 @@ class ScriptedEngine:
     scripted id, the row's only id is the lowest that it allows. Without lines the ids are random:
     numbers of the counter-based generator keyed by `seed` and the choice's number.
 
-    `limits.max_drafts` is raised to what the lines need. `step_ms` is how long a step shall take;
-    the engine's actor waits, the engine reads no clock.
+    `limits.max_drafts` is raised to what the lines need. The engine's actor keeps the pace of
+    `engine.step_ms`; the engine reads no clock.
     """
 
     def __init__(
@@ -46,12 +46,10 @@ class ScriptedEngine:
         limits: EngineLimits,
         lines: Sequence[ScriptLine] = (),
         *,
-        step_ms: float = 0.0,
         seed: int = 0,
     ) -> None:
         drafts = max(limits.max_drafts, max_drafts(lines))
         self.limits = msgspec.structs.replace(limits, max_drafts=drafts)
-        self.step_ms = step_ms
         self._lines = lines
         self._seed = seed
         self._slots: dict[int, _Slot] = {}

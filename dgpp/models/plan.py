@@ -106,6 +106,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         "activations": model.workspace.row_bytes() * capacity,
         "rotary table": 4 * ceiling * parsed.rotated,
         "logits": 8 * settings.slots * parsed.vocab_size,
+        "penalties and bias": 8 * settings.slots * parsed.vocab_size,
         "runtime": CUDA_RUNTIME if cuda else RUNTIME,
     }
     items = [MemoryItem(name, size) for name, size in sizes.items()]
