@@ -18,7 +18,7 @@ __device__ __forceinline__ uint4 stream_16(const u8* from) {
 }
 
 __device__ __forceinline__ Share load_share(
-    const u8* data, const u8* scale, i64 chunk, int t) {
+    const u8* data, const u8* scale, int chunk, int t) {
     Share share;
     const u8* at = data + chunk * CHUNK_BYTES + 16 * t;
 #if FORMAT == 1
@@ -64,12 +64,14 @@ __device__ __forceinline__ void linear(
     }
 
     float acc[STRIPS][TOKENS][4] = {};
-    for (i64 first = warp; first < chunks; first += WARPS * UNROLL) {
+    const int length = run_length(static_cast<int>(chunks));
+    const int end = min(static_cast<int>(chunks), (warp + 1) * length);
+    for (int first = warp * length; first < end; first += UNROLL) {
         Share lows[UNROLL][STRIPS], highs[UNROLL][STRIPS];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const i64 chunk = first + u * WARPS;
-            if (chunk >= chunks) break;
+            const int chunk = first + u;
+            if (chunk >= end) break;
 #pragma unroll
             for (int m = 0; m < STRIPS; ++m) {
                 lows[u][m] = load_share(data_low[m], scale_low[m], chunk, t);
@@ -78,16 +80,16 @@ __device__ __forceinline__ void linear(
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const i64 chunk = first + u * WARPS;
-            if (chunk >= chunks) break;
+            const int chunk = first + u;
+            if (chunk >= end) break;
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
-                const i64 unit = chunk * (CHUNK / 8) + input_unit(step, t);
+                const int unit = chunk * (CHUNK / 8) + input_unit(step, t);
                 uint4 v[TOKENS];
 #pragma unroll
                 for (int i = 0; i < TOKENS; ++i) {
                     v[i] = make_uint4(0, 0, 0, 0);
-                    if (present[i]) v[i] = input[i][unit];
+                    if (present[i]) v[i] = paired(input[i][unit]);
                 }
 #pragma unroll
                 for (int m = 0; m < STRIPS; ++m) {

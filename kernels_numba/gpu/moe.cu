@@ -4,6 +4,7 @@
 constexpr int MOST_EXPERTS = 1024;
 constexpr int MOST_TOP = 32;
 constexpr int GROUP_THREADS = 1024;
+constexpr int AT_ONCE = 8;
 
 // One warp a row: the `top` by score + bias, ties to the lower id, then in ascending order.
 extern "C" __global__ void __launch_bounds__(32) route_sigmoid(
@@ -108,18 +109,30 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_by_expert(
     for (i64 i = used + threadIdx.x; i < most; i += GROUP_THREADS) {
         tiles[i] = make_int4(0, 0, 0, 0);
     }
-    for (int e = threadIdx.x / 32; e < experts; e += GROUP_THREADS / 32) {
-        int next = starts[e];
-        const int end = next + counts[e];
-        for (i64 p0 = 0; p0 < pairs && next < end; p0 += 32) {
-            const bool mine = p0 + lane < pairs && ids[p0 + lane] == e;
-            const u32 found = __ballot_sync(0xffffffffu, mine);
-            if (mine) {
-                const int to = next + __popc(found & ((1u << lane) - 1u));
-                source[to] = static_cast<int>((p0 + lane) / top);
-                place[p0 + lane] = to;
+    // A warp finds the pairs of AT_ONCE experts in one pass over the ids.
+    constexpr int STRIDE = GROUP_THREADS / 32;
+    for (int first = threadIdx.x / 32; first < experts; first += AT_ONCE * STRIDE) {
+        int next[AT_ONCE], left = 0;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) {
+            const int e = first + j * STRIDE;
+            next[j] = e < experts ? starts[e] : 0;
+            left += e < experts ? counts[e] : 0;
+        }
+        for (i64 p0 = 0; p0 < pairs && left > 0; p0 += 32) {
+            const int id = p0 + lane < pairs ? ids[p0 + lane] : -1;
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; ++j) {
+                const bool mine = id == first + j * STRIDE;
+                const u32 found = __ballot_sync(0xffffffffu, mine);
+                if (mine) {
+                    const int to = next[j] + __popc(found & ((1u << lane) - 1u));
+                    source[to] = static_cast<int>(p0 + lane) / static_cast<int>(top);
+                    place[p0 + lane] = to;
+                }
+                next[j] += __popc(found);
+                left -= __popc(found);
             }
-            next += __popc(found);
         }
     }
 }

@@ -15,6 +15,8 @@ FEW = (8, 16, 32, 64)
 """Rows that one pass of the streaming kernel takes; more go to the tiled one."""
 BLOCK_ROWS = 128
 """Weight rows of a tiled block."""
+MOST_BYTES = 0xFFFF0000
+"""One expert's or a whole dense matrix: the tiled kernel counts in 32 bits."""
 STRIP_ROWS = 16
 """Weight rows of a streaming block; a broad one has two strips."""
 STAGES = 4
@@ -132,6 +134,8 @@ class Project:
             grid, variant = self._streamed(-(-rows * halves // STRIP_ROWS), tiles, shape.size)
             name, unit, shared = kind + variant, linear_unit(matrix.form), 0
         else:
+            if rows * halves * matrix.weights[1] > MOST_BYTES:
+                raise ValueError(f"a matrix of {rows * halves} rows exceeds {MOST_BYTES} bytes")
             grid = (tiles, -(-rows * halves // BLOCK_ROWS))
             name, unit = "tile" if kind == "linear" else f"tile_{kind}", tile_unit(matrix.form)
             shared = STAGES * _STAGE_BYTES[matrix.form, shape.size]

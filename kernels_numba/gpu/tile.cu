@@ -1,9 +1,8 @@
 // out = weights * x for many rows, bit for bit what linear.cu gives for few.
 //
 // A block owns 128 weight rows and BN rows of x, staged in shared memory. It walks K in linear.cu's
-// order: all chunks of its warp 0, then of warp 1, ..., each run summed from zero and then added
-// to the total. Grid: (tiles of BN rows, weight rows / 128): what runs at
-// once shares weights.
+// order: the run of its warp 0, then of warp 1, ..., each summed from zero and then added to the
+// total. Grid: (tiles of BN rows, weight rows / 128): what runs at once shares weights.
 #include "common.cuh"
 #include "weights.cuh"
 
@@ -41,9 +40,9 @@ template <int BN, bool GATED>
 struct Loader {
     static constexpr int DATA_EACH = BM * DATA_UNITS / THREADS;
     static constexpr int INPUT_EACH = BN * INPUT_UNITS / THREADS;
-    const u8* data[DATA_EACH];
-    const u8* input[INPUT_EACH];
-    const u8* scale;
+    // Offsets from the block's first rows: a matrix of experts is larger than they can say.
+    const u8 *data_base, *input_base, *scale;
+    u32 data[DATA_EACH], input[INPUT_EACH];
 
     __device__ __forceinline__ static i64 weight_row(int row, i64 n0, i64 n, i64 base) {
         if (!GATED) return base + min(n0 + row, n - 1);
@@ -51,18 +50,18 @@ struct Loader {
         return base + gate + (row % 16 < 8 ? 0 : n);
     }
 
-    __device__ __forceinline__ void load(Stage<BN>& stage, i64 chunk) const {
+    __device__ __forceinline__ void load(Stage<BN>& stage, u32 chunk) const {
 #pragma unroll
         for (int i = 0; i < DATA_EACH; ++i) {
             const int index = threadIdx.x + i * THREADS;
             const int place = data_place(index / DATA_UNITS, index % DATA_UNITS);
-            copy_async_16(shared_address(&stage.data[place]), data[i] + chunk * CHUNK_BYTES);
+            copy_async_16(shared_address(&stage.data[place]), data_base + data[i] + chunk * CHUNK_BYTES);
         }
 #pragma unroll
         for (int i = 0; i < INPUT_EACH; ++i) {
             const int index = threadIdx.x + i * THREADS;
             const int place = input_place(index / INPUT_UNITS, index % INPUT_UNITS);
-            copy_async_16(shared_address(&stage.input[place]), input[i] + chunk * CHUNK * 2);
+            copy_async_16(shared_address(&stage.input[place]), input_base + input[i] + chunk * CHUNK * 2);
         }
 #if FORMAT == 2
         if (threadIdx.x < BM) {
@@ -72,35 +71,79 @@ struct Loader {
     }
 };
 
-template <int BN>
-__device__ __forceinline__ Share stage_share(const Stage<BN>& stage, int row, int t) {
-    Share share;
+// A lane's part of one weight row for one step, as it lies in shared memory.
+struct Piece {
 #if FORMAT == 1
-    share.unit[0] = stage.data[data_place(row, t)];
-    share.unit[1] = stage.data[data_place(row, 4 + t)];
+    uint4 unit;
 #else
-    share.packed = stage.data[data_place(row, t)];
-    share.scales = reinterpret_cast<const u16*>(&stage.scale[row])[t];
+    u32 codes;
+    u32 scale;
 #endif
-    return share;
+};
+
+template <int BN>
+__device__ __forceinline__ Piece piece_of(const Stage<BN>& stage, int row, int step, int t) {
+    Piece piece;
+#if FORMAT == 1
+    piece.unit = stage.data[data_place(row, input_unit(step, t))];
+#else
+    piece.codes = reinterpret_cast<const u32*>(&stage.data[data_place(row, t)])[step];
+    piece.scale = reinterpret_cast<const u8*>(&stage.scale[row])[2 * t + step / 2];
+#endif
+    return piece;
 }
 
-// The next chunk in the order of the sum; false at the end. `run` counts warps' runs.
-struct Walk {
-    i64 chunk = 0;
-    int run = 0;
+__device__ __forceinline__ void words_of(const Piece& piece, u32 (&words)[4]) {
+#if FORMAT == 1
+    words[0] = piece.unit.x;
+    words[1] = piece.unit.y;
+    words[2] = piece.unit.z;
+    words[3] = piece.unit.w;
+#else
+    decode_word(piece.codes, e4m3_float(piece.scale), words);
+#endif
+}
 
-    __device__ __forceinline__ bool next(i64 chunks) {
-        chunk += WARPS;
-        if (chunk < chunks) return true;
-        chunk = ++run;
-        return run < WARPS && chunk < chunks;
+// What a warp needs of one step: its weight rows and its rows of x.
+template <int BN, int MT, int NT>
+struct Operands {
+    Piece lows[MT], highs[MT];
+    uint4 input[NT];
+
+    __device__ __forceinline__ void load(
+        const Stage<BN>& stage, int step, int row, int column, int t) {
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+            lows[m] = piece_of<BN>(stage, row + 16 * m, step, t);
+            highs[m] = piece_of<BN>(stage, row + 16 * m + 8, step, t);
+        }
+#pragma unroll
+        for (int i = 0; i < NT; ++i) {
+            input[i] = paired(stage.input[input_place(column + 8 * i, input_unit(step, t))]);
+        }
+    }
+
+    __device__ __forceinline__ void multiply(float (&acc)[MT][NT][4]) const {
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+            u32 a[4], b[4];
+            words_of(lows[m], a);
+            words_of(highs[m], b);
+#pragma unroll
+            for (int i = 0; i < NT; ++i) {
+                mma(acc[m][i], a[0], b[0], a[1], b[1], input[i].x, input[i].y);
+            }
+#pragma unroll
+            for (int i = 0; i < NT; ++i) {
+                mma(acc[m][i], a[2], b[2], a[3], b[3], input[i].z, input[i].w);
+            }
+        }
     }
 };
 
 template <int BN, bool GATED>
 __device__ __forceinline__ void tile_linear(
-    const u8* data, i64 stride, const u8* scale, i64 scale_stride, i64 n, i64 chunks,
+    const u8* data, i64 stride, const u8* scale, i64 scale_stride, i64 n, int chunks,
     const u16* x, i64 x_stride, const Output& output, const int4* tiles, const int* gather,
     i64 rows) {
     constexpr int ACROSS = BN == 128 ? 2 : 4;
@@ -116,75 +159,62 @@ __device__ __forceinline__ void tile_linear(
     const i64 n0 = static_cast<i64>(blockIdx.y) * (GATED ? BM / 2 : BM);
 
     Loader<BN, GATED> loader;
+    loader.data_base = data + base * stride;
+    loader.input_base = reinterpret_cast<const u8*>(x);
 #pragma unroll
     for (int i = 0; i < loader.DATA_EACH; ++i) {
         const int index = threadIdx.x + i * THREADS;
         const i64 row = loader.weight_row(index / DATA_UNITS, n0, n, base);
-        loader.data[i] = data + row * stride + index % DATA_UNITS * 16;
+        loader.data[i] = static_cast<u32>((row - base) * stride + index % DATA_UNITS * 16);
     }
 #pragma unroll
     for (int i = 0; i < loader.INPUT_EACH; ++i) {
         const int index = threadIdx.x + i * THREADS;
         const i64 place = tile.first + min(static_cast<i64>(index / INPUT_UNITS), tile.count - 1);
         const i64 row = gather == nullptr ? place : gather[place];
-        loader.input[i] =
-            reinterpret_cast<const u8*>(x + row * x_stride) + index % INPUT_UNITS * 16;
+        loader.input[i] = static_cast<u32>(row * x_stride * 2 + index % INPUT_UNITS * 16);
     }
     loader.scale = scale + loader.weight_row(threadIdx.x % BM, n0, n, base) * scale_stride;
 
     float acc[MT][NT][4] = {}, total[MT][NT][4] = {};
-    Walk ahead, now;
-    bool more = true;
-    int filled = 0, used = 0;
+    const int length = run_length(chunks);
+    int ahead = 0, filled = 0, used = 0, left = length;
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
-        if (more) {
-            loader.load(stages[filled], ahead.chunk);
+        if (ahead < chunks) {
+            loader.load(stages[filled], ahead++);
             filled = (filled + 1) % STAGES;
-            more = ahead.next(chunks);
         }
         copy_commit();
     }
-    bool going = true;
-    while (going) {
-        copy_wait<STAGES - 2>();
-        __syncthreads();
-        if (more) {
-            loader.load(stages[filled], ahead.chunk);
-            filled = (filled + 1) % STAGES;
-            more = ahead.next(chunks);
-        }
-        copy_commit();
-        const Stage<BN>& stage = stages[used];
-        used = (used + 1) % STAGES;
-        Share lows[MT], highs[MT];
-#pragma unroll
-        for (int m = 0; m < MT; ++m) {
-            lows[m] = stage_share<BN>(stage, row0 + 16 * m + g, t);
-            highs[m] = stage_share<BN>(stage, row0 + 16 * m + 8 + g, t);
-        }
+    // A step's operands load while the step before multiplies, also across the barrier.
+    Operands<BN, MT, NT> operands[2];
+    copy_wait<STAGES - 2>();
+    __syncthreads();
+    operands[0].load(stages[0], 0, row0 + g, column0 + g, t);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        const bool going = chunk + 1 < chunks;
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
-            uint4 v[NT];
-#pragma unroll
-            for (int i = 0; i < NT; ++i) {
-                v[i] = stage.input[input_place(column0 + 8 * i + g, input_unit(step, t))];
-            }
-#pragma unroll
-            for (int m = 0; m < MT; ++m) {
-                u32 a[4], b[4];
-                words_of(lows[m], step, a);
-                words_of(highs[m], step, b);
-#pragma unroll
-                for (int i = 0; i < NT; ++i) {
-                    mma(acc[m][i], a[0], b[0], a[1], b[1], v[i].x, v[i].y);
-                    mma(acc[m][i], a[2], b[2], a[3], b[3], v[i].z, v[i].w);
+            Operands<BN, MT, NT>& following = operands[(step + 1) % 2];
+            if (step + 1 < STEPS) {
+                following.load(stages[used], step + 1, row0 + g, column0 + g, t);
+            } else {
+                copy_wait<STAGES - 3>();
+                __syncthreads();
+                // Every warp has read the stage before this one for the last time.
+                if (ahead < chunks) {
+                    loader.load(stages[filled], ahead++);
+                    filled = (filled + 1) % STAGES;
                 }
+                copy_commit();
+                used = (used + 1) % STAGES;
+                if (going) following.load(stages[used], 0, row0 + g, column0 + g, t);
             }
+            operands[step % 2].multiply(acc);
         }
-        const int run = now.run;
-        going = now.next(chunks);
-        if (!going || now.run != run) {
+        if (--left == 0 || !going) {
+            left = length;
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
 #pragma unroll
@@ -228,8 +258,8 @@ __device__ __forceinline__ void tile_linear(
         i64 n, i64 chunks, const u16* x, i64 x_stride, void* out, i64 out_stride, i64 out_wide,   \
         const float* bias, i64 add, const int4* tiles, const int* gather, i64 rows) {             \
         const Output output{out, out_stride, out_wide, factors, bias, add};                       \
-        tile_linear<BN, GATED>(data, stride, scale, scale_stride, n, chunks, x, x_stride, output, \
-                               tiles, gather, rows);                                              \
+        tile_linear<BN, GATED>(data, stride, scale, scale_stride, n, static_cast<int>(chunks), x, \
+                               x_stride, output, tiles, gather, rows);                            \
     }
 
 TILE_LINEAR(tile_64, 64, false)

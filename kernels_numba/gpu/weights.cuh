@@ -1,10 +1,13 @@
 // How a lane of a warp reads its share of a weight row. FORMAT is a `kernels_numba.weights.Form`.
 //
-// K is cut into chunks; chunk c belongs to warp c % 8 and a warp takes its chunks in order. Inside
-// a chunk, step s feeds two matrix instructions with eight consecutive values per lane. The order
-// of a row's sum follows from K and the format alone, never from the number of rows.
+// K is cut into chunks, and the chunks into eight runs, one a warp, as even as they can be. Inside a
+// chunk, step s feeds two matrix instructions with eight consecutive values per lane. The order of
+// a row's sum follows from K and the format alone, never from the number of rows.
 
 constexpr int WARPS = 8;
+
+// Chunks of a run; the last runs may be shorter or empty.
+__device__ __forceinline__ int run_length(int chunks) { return (chunks + WARPS - 1) / WARPS; }
 
 #if FORMAT == 1
 // bf16: a chunk is 64 values, 128 bytes. Lane t of a quad takes values 32 s + 8 t ... + 7.
@@ -24,6 +27,9 @@ __device__ __forceinline__ void words_of(const Share& share, int step, u32 (&wor
     words[2] = unit.z;
     words[3] = unit.w;
 }
+
+// Eight values of x in the order in which words_of gives weights.
+__device__ __forceinline__ uint4 paired(uint4 v) { return v; }
 
 // Which 16-byte unit of a chunk of activations goes with step `step` of lane t.
 __device__ __forceinline__ int input_unit(int step, int t) { return 4 * step + t; }
@@ -47,17 +53,24 @@ __device__ __forceinline__ u32 multiply_pair(u32 a, u32 b) {
     return product;
 }
 
-// Eight codes, low nibble first, times their scale / 2^8, as four bf16 pairs.
+// Eight codes, low nibble first, times their scale / 2^8, as bf16 pairs (i, i + 4): two codes that
+// lie sixteen bits apart become a pair with two shifts.
 __device__ __forceinline__ void decode_word(u32 codes, float scale, u32 (&words)[4]) {
     const u32 scales = pack_bf16(scale * 0x1p118f, scale * 0x1p118f);
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-        const u32 q = codes >> (8 * pair);
+    for (int i = 0; i < 4; ++i) {
         // Exponent and mantissa of a code are a bf16's, 2^126 too small; this instruction takes
         // subnormals, whatever the compiler was told.
-        const u32 bits = (q & 7u) << 6 | (q & 8u) << 12 | (q & 0x70u) << 18 | (q & 0x80u) << 24;
-        words[pair] = multiply_pair(bits, scales);
+        const u32 magnitude = i < 2 ? codes << (6 - 4 * i) : codes >> (4 * i - 6);
+        const u32 sign = codes << (12 - 4 * i);
+        words[i] = multiply_pair(magnitude & 0x01c001c0u | sign & 0x80008000u, scales);
     }
+}
+
+// Eight values of x in the same order.
+__device__ __forceinline__ uint4 paired(uint4 v) {
+    return make_uint4(__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632),
+                      __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632));
 }
 
 __device__ __forceinline__ void words_of(const Share& share, int step, u32 (&words)[4]) {
