@@ -30,6 +30,7 @@ TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mi
 IDS = TOKENIZER.encode(TEXT)
 END = min(TOKENIZER.stop_ids)
 SEEDS = 150
+LONG_SEEDS = 6000
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,17 @@ async def play(world, front, requests, rng):
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 10))
 def test_random_loads_end_as_they_should(boot, first):
-    for seed in range(first, first + 10):
+    play_seeds(boot, range(first, first + 10))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(SEEDS, LONG_SEEDS, 1000))
+def test_many_random_loads_end_as_they_should(boot, first):
+    play_seeds(boot, range(first, first + 1000))
+
+
+def play_seeds(boot, seeds):
+    for seed in seeds:
         rng = random.Random(seed)
         loop = VirtualLoop(seed)
         with asyncio.Runner(loop_factory=lambda loop=loop: loop) as runner:
