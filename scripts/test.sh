@@ -5,9 +5,10 @@ set -euo pipefail
 
 usage() {
     cat <<EOF
-usage: scripts/test.sh [--long]
+usage: scripts/test.sh [--long] [--gpu]
 
   --long          also run soaks and long loops (no time budget)
+  --gpu           run what needs a CUDA device instead, with PYTHON or python3 as it is
   PYTHON=python   build the virtual environment with this interpreter ($SUPPORTED)
 
 A tier over its time budget fails, unless others had the processor; see scripts/run_tiers.py.
@@ -15,14 +16,24 @@ EOF
 }
 
 tiers=()
+gpu=0
 for option in "$@"; do
     case "$option" in
         --long) tiers+=(--long) ;;
-        --gpu | --roce) die "$option: there are no tests of that tier yet" ;;
+        --gpu) gpu=1 ;;
+        --roce) die "$option: there are no tests of that tier yet" ;;
         -h | --help) usage; exit 0 ;;
         *) usage >&2; exit 1 ;;
     esac
 done
+
+if [ "$gpu" = 1 ]; then
+    # The machine's own packages: CUDA machines come with theirs, and offline ones get no others.
+    cd "$ROOT"
+    export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+    exec "${PYTHON:-python3}" -m pytest -q -W ignore -k "cuda or fixtures" \
+        tests/gpu tests/unit/kernels tests/parity/test_exactness.py
+fi
 
 make_venv dev
 cd "$ROOT"

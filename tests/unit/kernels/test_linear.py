@@ -32,7 +32,7 @@ def random_rows(width: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 11, 12, 40, 64, CAPACITY])
-@pytest.mark.parametrize("shape", [(70, 96), (5, 48), (3, 1600), (300, 704)])
+@pytest.mark.parametrize("shape", [(70, 96), (5, 48), (3, 1600), (300, 704), (10_000, 128)])
 def test_linear_is_the_product(backend, form, count, shape) -> None:
     n, k = shape
     part, values = random_part(form, n, k, 7)
@@ -74,11 +74,12 @@ def test_k_that_is_no_multiple_of_a_vector(backend) -> None:
     close(backend, backend.read(out, 6), x[:6].astype(np.float64) @ values.T, EXACT)
 
 
-@pytest.mark.parametrize("count", [7, CAPACITY])
-def test_gated_is_silu_gate_times_up(backend, form, count) -> None:
-    gate, gate_values = random_part(form, 40, 64, 3)
-    up, up_values = random_part(form, 40, 64, 4)
-    x, out = random_rows(64, 1), backend.tensor(40)
+@pytest.mark.parametrize("count", [7, 16, 30, CAPACITY])
+@pytest.mark.parametrize("n", [40, 5000])
+def test_gated_is_silu_gate_times_up(backend, form, count, n) -> None:
+    gate, gate_values = random_part(form, n, 64, 3)
+    up, up_values = random_part(form, n, 64, 4)
+    x, out = random_rows(64, 1), backend.tensor(n)
     backend.gated(rows_of(backend, count), tensor_of(backend, x), backend.matrix([gate, up]), out)
     source = x[:count].astype(np.float64)
     g, u = source @ gate_values.T, source @ up_values.T
@@ -106,7 +107,8 @@ def test_join_stands_rows_side_by_side(backend) -> None:
     )
 
 
-@pytest.mark.parametrize("shape", [(70, 96), (40, 1664)])
+# Few and many rows of weights: a GPU's kernel differs by how many blocks there are.
+@pytest.mark.parametrize("shape", [(70, 96), (40, 1664), (10_000, 192)])
 def test_a_row_has_the_same_bits_in_every_batch(backend, form, shape) -> None:
     n, k = shape
     part, _ = random_part(form, n, k, 7)
