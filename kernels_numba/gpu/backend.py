@@ -30,7 +30,7 @@ from kernels_numba.gpu.memory import CudaMatrix, CudaTensor, CudaVector, Staging
 from kernels_numba.gpu.picker import CudaPicker
 from kernels_numba.gpu.plane import CudaPlane
 from kernels_numba.gpu.project import Project
-from kernels_numba.gpu.source import ROTARY, ROWS
+from kernels_numba.gpu.source import ROTARY, ROWS, shared_units
 from kernels_numba.weights import Form, Part
 
 THREADS = 256
@@ -81,6 +81,8 @@ class CudaBackend:
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._enter()
         self._kernels = Kernels()
+        # Before any weight is read: a kernel that does not compile is known at once.
+        self._kernels.prepare(shared_units())
         self._staging = Staging(STAGING_BYTES)
         self._index = cupy.zeros(capacity, cupy.int32)
         self._indexed: list[int] = []
@@ -137,7 +139,9 @@ class CudaBackend:
 
     def plane(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> CudaPlane:
         self._enter()
-        return CudaPlane(blocks, block_tokens, kv_heads, head_dim)
+        plane = CudaPlane(blocks, block_tokens, kv_heads, head_dim)
+        self._kernels.prepare([plane.unit])
+        return plane
 
     def routes(self, top: int) -> Routes:
         self._enter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kernels_numba.gpu.device import load_cupy
@@ -13,7 +14,7 @@ STATIC_SHARED = 48 << 10
 
 
 class Kernels:
-    """Compiles each unit when first asked; CuPy keeps the binaries on disk by source and device.
+    """Compiles each unit once; CuPy keeps the binaries on disk by source and device.
 
     Integers travel as 64-bit values and pointers as integers, floats as doubles: what the kernels
     declare.
@@ -24,6 +25,28 @@ class Kernels:
         self._modules: dict[Unit, Any] = {}
         self._functions: dict[tuple[Unit, str, int], Any] = {}
 
+    def prepare(self, units: Iterable[Unit]) -> None:
+        """Compile `units` now. Raises CudaError naming the source that does not."""
+        for unit in units:
+            self._module(unit)
+
+    def _module(self, unit: Unit) -> Any:
+        cupy = self._cupy
+        module = self._modules.get(unit)
+        if module is not None:
+            return module
+        module = cupy.RawModule(code=unit.text, options=unit.options(), backend="nvrtc")
+        try:
+            module.compile()
+        except cupy.cuda.compiler.CompileException as error:
+            message = f"{unit} does not compile for this device: {error}; update 'dgpp[cuda]'"
+            raise CudaError(message) from error
+        except cupy.cuda.driver.CUDADriverError as error:
+            message = f"{unit} cannot be loaded: {error}; update the driver"
+            raise CudaError(message) from error
+        self._modules[unit] = module
+        return module
+
     def function(self, unit: Unit, name: str, shared: int = 0) -> Any:
         """The kernel, allowed `shared` bytes of dynamic shared memory. Raises CudaError."""
         key = (unit, name, shared)
@@ -33,18 +56,12 @@ class Kernels:
         return found
 
     def _build(self, unit: Unit, name: str, shared: int) -> Any:
-        cupy = self._cupy
+        module = self._module(unit)
         try:
-            module = self._modules.get(unit)
-            if module is None:
-                module = cupy.RawModule(code=unit.text, options=unit.options(), backend="nvrtc")
-                self._modules[unit] = module
             function = module.get_function(name)
             if shared > STATIC_SHARED:
                 function.max_dynamic_shared_size_bytes = shared
-        except cupy.cuda.compiler.CompileException as error:
-            raise CudaError(f"{unit} does not compile for this device: {error}") from error
-        except cupy.cuda.driver.CUDADriverError as error:
+        except self._cupy.cuda.driver.CUDADriverError as error:
             raise CudaError(f"{unit}: {name} cannot be loaded: {error}") from error
         return function
 

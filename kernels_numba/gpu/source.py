@@ -66,7 +66,12 @@ ROWS, ROTARY, MOE, PICK = Unit("rows"), Unit("rotary"), Unit("moe"), Unit("pick"
 RANDOM = Unit("random")
 
 
+def shared_units() -> list[Unit]:
+    """What every model may need, whatever its heads."""
+    matrices = [unit(form) for unit in (linear_unit, tile_unit) for form in FORMS]
+    return [ROWS, ROTARY, MOE, PICK, *matrices]
+
+
 def all_units(head_dims: tuple[int, ...] = (16, 64, 96, 128, 256)) -> list[Unit]:
     """Every source in every form it is compiled in, for heads of these widths."""
-    matrices = [unit(form) for unit in (linear_unit, tile_unit) for form in FORMS]
-    return [ROWS, ROTARY, MOE, PICK, RANDOM, *matrices, *map(attention_unit, head_dims)]
+    return [*shared_units(), RANDOM, *map(attention_unit, head_dims)]
