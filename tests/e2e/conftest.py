@@ -1,158 +1,18 @@
-"""A real `dgpp run` for each test that asks, in a process group of its own, on a free port."""
+"""Servers for the end-to-end tests."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-
-ROOT = Path(__file__).parents[2]
-TINY = ROOT / "tests" / "fixtures" / "tiny-chat"
-
-
-class Server:
-    """One `dgpp run` and what tests ask of it."""
-
-    def __init__(self, config: Path, log: Path, flags: list[str]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.base = f"http://127.0.0.1:{self.port}"
-        self._log = log
-        with log.open("wb") as stream:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "dgpp",
-                    "run",
-                    str(config),
-                    "--port",
-                    str(self.port),
-                    *flags,
-                ],
-                stdout=stream,
-                stderr=stream,
-                cwd=ROOT,
-                env=os.environ | {"NUMBA_NUM_THREADS": "2"},
-                start_new_session=True,
-            )
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
-
-    def wait_ready(self, timeout_s: float = 60) -> None:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, f"exited {self.process.returncode}:\n{self.log}"
-            with contextlib.suppress(OSError):
-                if self.get("/health")[0] == 200:
-                    return
-            time.sleep(0.02)
-        pytest.fail(f"not ready in {timeout_s} s:\n{self.log}")
-
-    def get(self, path: str) -> tuple[int, bytes]:
-        return self.request("GET", path)
-
-    def post(self, path: str, body: dict[str, Any] | bytes) -> tuple[int, Any]:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        status, answer = self.request("POST", path, data)
-        return status, json.loads(answer)
-
-    def request(self, method: str, path: str, data: bytes | None = None) -> tuple[int, bytes]:
-        request = urllib.request.Request(self.base + path, data, method=method)
-        request.add_header("Content-Type", "application/json")
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
-
-    def metrics(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.get("/metrics")[1])
-        return found
-
-    def model(self) -> str:
-        """The served model's id."""
-        found: str = json.loads(self.get("/health")[1])["model"]
-        return found
-
-    def actor(self, role: str) -> psutil.Process:
-        """The process that plays `role`."""
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            line = child.cmdline()
-            if "actors.child" in line and role in line:
-                return child
-        pytest.fail(f"no process plays {role}")
-
-    def family(self) -> list[psutil.Process]:
-        main = psutil.Process(self.process.pid)
-        return [main, *main.children(recursive=True)]
-
-    def stop(self, timeout_s: float = 45) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-        return self.process.wait(timeout_s)
-
-    def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+from serving import TINY, Starter
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Path:
     """A model's text files without weights: tokenizer and chat template."""
     return TINY
-
-
-class Starter:
-    """`start(model=..., script=[...], **engine keys)`: a server, ready unless told otherwise."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._servers: list[Server] = []
-
-    def __call__(
-        self,
-        model: Path | str = TINY,
-        script: list[dict[str, Any]] | None = None,
-        *,
-        ready: bool = True,
-        flags: tuple[str, ...] = (),
-        **engine: Any,
-    ) -> Server:
-        number = len(self._servers)
-        engine = {"backend": "scripted", "stats_interval_s": 0} | engine
-        if script is not None:
-            lines = self._folder / f"script{number}.jsonl"
-            lines.write_text("\n".join(json.dumps(line) for line in script))
-            engine["script"] = str(lines)
-        config = self._folder / f"config{number}.json"
-        config.write_text(json.dumps({"model": str(model), "world_size": 1, "engine": engine}))
-        server = Server(config, self._folder / f"log{number}.txt", list(flags))
-        self._servers.append(server)
-        if ready:
-            server.wait_ready()
-        return server
-
-    def close(self) -> None:
-        for server in self._servers:
-            server.close()
 
 
 @pytest.fixture
