@@ -23,7 +23,14 @@ SPIN_US = 15
 
 # One BLAS thread in every process but the engine's own pool: two fight on a small machine.
 # OPENBLAS_CORETYPE would pin an older machine's kernels; OpenBLAS knows better itself.
-_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+# Large blocks go back to the system when they are freed: bodies come in all sizes.
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": "262144",
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
+}
 _UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 

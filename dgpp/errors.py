@@ -25,3 +25,9 @@ class WorldFailedError(DgppError):
     """An actor died or stopped answering while serving; the message names it."""
 
     exit_status = 2
+
+
+class NumericError(DgppError):
+    """The model computed something that is no number: a damaged checkpoint or a fault of ours."""
+
+    exit_status = 2

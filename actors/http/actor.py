@@ -20,6 +20,7 @@ from actors.messages.tokenizer_http import Deltas, Prepared, Rejected
 from actors.role import Role
 from dgpp.errors import ConfigError
 from dgpp.log import log_event
+from dgpp.sched.admission import TOO_MANY_CHOICES
 from dgpp.serve.errors import ApiError, engine_failed, invalid, overloaded, shutting_down
 from dgpp.serve.health import Health, State
 from dgpp.serve.limits import TEXT_BODY_BYTES
@@ -136,7 +137,7 @@ class HttpActor(Role):
         choices = flight.request.choices
         if choices > self._door_limit:
             message = f"{choices} choices are more than queue_limit + max_concurrency"
-            raise invalid(f"{message} = {self._door_limit} at once", "n")
+            raise invalid(f"{message} = {self._door_limit} at once", _counted_by(flight))
         waiting = self._flights.at_door() + choices
         if waiting > self._door_limit:
             self._count["shed"].add()
@@ -205,7 +206,8 @@ class HttpActor(Role):
             self._count["shed"].add()
             flight.refuse(overloaded(message.message))
         else:
-            flight.refuse(ApiError(400, message.message, code=message.code))
+            param = _counted_by(flight) if message.code == TOO_MANY_CHOICES else None
+            flight.refuse(ApiError(400, message.message, param=param, code=message.code))
 
     def _measure(self, flight: Flight) -> None:
         now = self.context.loop.time()
@@ -219,3 +221,8 @@ class HttpActor(Role):
 
     def _turn(self, state: State, reason: str = "") -> None:
         self.health = Health(self.model.id, state, reason)
+
+
+def _counted_by(flight: Flight) -> str:
+    """The field that makes for so many choices."""
+    return "n" if flight.request.n > 1 else "prompt"

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
 
-from actors.http.body import check_head, read_body
+from actors.http.body import check_head, declared_length, read_body
 from actors.http.flight import Flight, Streamed, Whole
 from actors.http.sse import Events
 from dgpp.serve.chat import parse_chat
 from dgpp.serve.completions import parse_completion
-from dgpp.serve.errors import ApiError
+from dgpp.serve.errors import ApiError, overloaded
 from dgpp.serve.health import Health
-from dgpp.serve.limits import INLINE_BODY_BYTES
+from dgpp.serve.limits import BODIES_BYTES, INLINE_BODY_BYTES
 from dgpp.serve.metrics import MetricsSnapshot
 from dgpp.serve.models import find_model, model_list
 from dgpp.serve.prometheus import CONTENT_TYPE, prometheus_text
@@ -62,6 +63,8 @@ class Routes:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._parser = ThreadPoolExecutor(1, thread_name_prefix="parser")
+        self._bodies = 0
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
@@ -80,6 +83,9 @@ class Routes:
             if error.status < 500:
                 self._desk.rejected()
             return error_response(error)
+        except ConnectionError:
+            # The client is gone; aiohttp sees that too when it tries to send this.
+            return web.Response(status=499)
 
     def _find(self, request: web.BaseRequest) -> Handler:
         check_head(request)
@@ -102,14 +108,26 @@ class Routes:
 
     async def _generate(self, request: web.BaseRequest, kind: Kind) -> web.StreamResponse:
         self._desk.admit()
-        body = await read_body(request, self._desk.max_body_bytes)
-        name = response_id(kind, secrets.randbits(64))
-        if len(body) > INLINE_BODY_BYTES:
-            generation = await asyncio.to_thread(_PARSERS[kind], body, name, self._desk.model)
-        else:
-            generation = _PARSERS[kind](body, name, self._desk.model)
+        generation = await self._parse(request, kind)
         answer = self._stream if generation.stream else self._whole
         return await answer(request, generation)
+
+    async def _parse(self, request: web.BaseRequest, kind: Kind) -> GenerationRequest:
+        """Read and validate the body. Large ones are parsed in one thread, so that together they
+        take no more of the interpreter from the streams than one does."""
+        size = declared_length(request)
+        if self._bodies and self._bodies + size > BODIES_BYTES:
+            raise overloaded(f"{self._bodies} bytes of other requests are being read")
+        self._bodies += size
+        try:
+            body = await read_body(request, self._desk.max_body_bytes)
+            name = response_id(kind, secrets.randbits(64))
+            parse = partial(_PARSERS[kind], body, name, self._desk.model)
+            if size <= INLINE_BODY_BYTES:
+                return parse()
+            return await request.loop.run_in_executor(self._parser, parse)
+        finally:
+            self._bodies -= size
 
     async def _whole(
         self, request: web.BaseRequest, generation: GenerationRequest

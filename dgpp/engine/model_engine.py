@@ -15,16 +15,20 @@ from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.backends import make_backend
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.row_selection import RowSelector
+from dgpp.errors import CheckpointError, NumericError
 from dgpp.models.observer import Observer
 from dgpp.models.plan import row_capacity
 from dgpp.models.registry import Model, family_of
 from dgpp.models.sources import CheckedWeights, DummyWeights, LoadedWeights
 from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.params import SamplingParams
+from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import Open, Plan
 from kernels_numba.backend import Backend
 
 I32Array = npt.NDArray[np.int32]
+
+NOT_NUMBERS = "no numbers (NaN): the weights or config.json are damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,10 @@ class ModelEngine:
         )
 
     def warm_up(self) -> None:
-        """Compile or load every kernel and touch all scratch, before the first request."""
+        """Compile or load every kernel and touch all scratch, before the first request.
+
+        Raises CheckpointError where the model computes no numbers.
+        """
         rows = self.rows
         for count in (1, min(2, rows.capacity), rows.capacity):
             rows.count = count
@@ -91,6 +98,11 @@ class ModelEngine:
             self.model.forward(rows)
             self.model.logits([0], self._logits)
         self._selector.warm_up(self._logits)
+        tables = allocate_tables(self.limits.slots, self.limits.vocab_size)
+        greedy = SamplingParams(temperature=0.0)
+        found = self._selector.select(self._logits, [0], [greedy], tables)
+        if np.isnan(found.lse[0]):
+            raise CheckpointError(f"the model's logits are {NOT_NUMBERS} for token 0 alone")
 
     def notes(self) -> list[str]:
         """Lines for the start-up log, once warm."""
@@ -145,7 +157,10 @@ class ModelEngine:
     def select(self, tables: SlotTables) -> Candidates:
         slots = self._sampled
         params = [self._slot(slot).sampling for slot in slots]
-        return self._selector.select(self._logits, slots, params, tables)
+        found = self._selector.select(self._logits, slots, params, tables)
+        if np.isnan(found.lse).any():
+            raise NumericError(f"engine: the model's logits are {NOT_NUMBERS}")
+        return found
 
     def full_rows(self, rows: Sequence[int]) -> npt.NDArray[np.float32]:
         return self._selector.adjusted(self._logits, rows)

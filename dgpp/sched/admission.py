@@ -9,6 +9,7 @@ from dgpp.sched.choice import Choice
 from dgpp.sched.request import Submit
 
 OVERLOADED = "overloaded"
+TOO_MANY_CHOICES = "too_many_choices"
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 

@@ -16,6 +16,7 @@ from dgpp.errors import ConfigError
 from dgpp.sched.admission import (
     CONTEXT_LENGTH_EXCEEDED,
     OVERLOADED,
+    TOO_MANY_CHOICES,
     Door,
     blocks_needed,
     context_refusal,
@@ -260,6 +261,9 @@ class Scheduler:
                     self._end(submit.id, Finish.CANCELLED, 0, outcomes)
             choices = [self._choice(s, arrival[s.id]) for s in staying]
             refusal = self._refusal(choices, door)
+            if refusal is not None and refusal[0] == OVERLOADED and not (self._live or accepted):
+                # The machine is all theirs and too small: no later time will be better.
+                refusal = (TOO_MANY_CHOICES, self._too_many(choices))
             if refusal is None:
                 accepted.extend(choices)
             else:
@@ -275,6 +279,13 @@ class Scheduler:
         stuck = waiting.pick(self._pool.free) is None
         openings = min(self._slots.free, waiting.patience) if stuck else 0
         return Door(self.queue_limit, len(waiting), openings, self._pool.free)
+
+    def _too_many(self, choices: list[Choice]) -> str:
+        at_once = min(self.limits.slots, self._pool.total // max(c.need for c in choices))
+        return (
+            f"{len(choices)} choices of this length are too many: {at_once} fit the cache at once "
+            f"and {self.queue_limit} may wait"
+        )
 
     def _choice(self, submit: Submit, arrival: int) -> Choice:
         tokens = submit.prompt_tokens

@@ -40,15 +40,15 @@ class Fields:
             raise invalid(f"{at} must be an integer from {low} to {high}", at)
         return value
 
-    def number(self, name: str, low: float, high: float, *, above: bool = False) -> float | None:
-        """A number in [low, high], or in (low, high] if `above`."""
+    def number(self, name: str, low: float, high: float) -> float | None:
+        """A number in [low, high]."""
         value = self.get(name)
         if value is None:
             return None
         fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not fits or not low <= value <= high or (above and value == low):
+        if not fits or not low <= value <= high:
             at = self.path(name)
-            span = f"above {low:g} and up to {high:g}" if above else f"from {low:g} to {high:g}"
+            span = f"from {low:g} to {high:g}"
             raise invalid(f"{at} must be a number {span}", at)
         return float(value)
 

@@ -19,7 +19,10 @@ TEXT_BODY_BYTES = 32 << 20
 """A JSON body, whatever larger bodies `http.max_body_bytes` would allow."""
 
 INLINE_BODY_BYTES = 128 << 10
-"""Larger bodies are parsed off the event loop."""
+"""Larger bodies are parsed off the event loop, one after the other."""
+
+BODIES_BYTES = 128 << 20
+"""All bodies that are being read or parsed; over it a further one is refused as overload."""
 
 MESSAGES = 8192
 CONTENT_PARTS = 4096
@@ -34,6 +37,12 @@ CHOICES = 128
 MAX_TOKENS = 2**31 - 1
 TOP_K = 2**31 - 1
 REPETITION_PENALTY = 100.0
+LEAST_REPETITION_PENALTY = 0.01
+"""Scores times its inverse stay numbers."""
+
+LEAST_TEMPERATURE = 1e-5
+"""Below it a request is greedy: scores divided by it stay numbers."""
+
 STOP_STRINGS = 4
 STOP_BYTES = 256
 LOGIT_BIAS_IDS = 1024

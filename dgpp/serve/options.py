@@ -65,12 +65,14 @@ def _sampling(fields: Fields, model: ServedModel, logprobs: int) -> SamplingPara
         "top_k": fields.integer("top_k", 0, limits.TOP_K),
         "min_p": fields.number("min_p", 0.0, 1.0),
         "repetition_penalty": fields.number(
-            "repetition_penalty", 0.0, limits.REPETITION_PENALTY, above=True
+            "repetition_penalty", limits.LEAST_REPETITION_PENALTY, limits.REPETITION_PENALTY
         ),
         "presence_penalty": fields.number("presence_penalty", -2.0, 2.0),
         "frequency_penalty": fields.number("frequency_penalty", -2.0, 2.0),
     }
     given = {name: value for name, value in asked.items() if value is not None}
+    if 0.0 < given.get("temperature", 1.0) < limits.LEAST_TEMPERATURE:
+        given["temperature"] = 0.0
     base = model.sampling
     defaults = {name: getattr(base, name) for name in asked}
     bias = _logit_bias(fields, model.vocab_size)

@@ -45,7 +45,7 @@ _DEFAULTS: dict[str, tuple[type, float, float]] = {
     "top_p": (float, 0.0, 1.0),
     "top_k": (int, 0, limits.TOP_K),
     "min_p": (float, 0.0, 1.0),
-    "repetition_penalty": (float, 0.0, limits.REPETITION_PENALTY),
+    "repetition_penalty": (float, limits.LEAST_REPETITION_PENALTY, limits.REPETITION_PENALTY),
 }
 
 
@@ -59,8 +59,6 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingParams:
         value = generation_config.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
             found[name] = kind(value)
-    if not found.get("repetition_penalty", 1.0):
-        del found["repetition_penalty"]
     return with_top_p(SamplingParams(**found))
 
 

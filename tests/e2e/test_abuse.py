@@ -253,6 +253,27 @@ def test_more_choices_than_can_ever_wait_are_the_clients_fault(server):
     status, answer = server.post(CHAT, chat(server, n=100))
     assert status == 400
     assert answer["error"]["param"] == "n"
+    # As many as may wait and run by their number, but not by their length.
+    status, answer = server.post(CHAT, chat(server, n=72, max_tokens=2000))
+    assert status == 400, answer
+    assert (answer["error"]["param"], answer["error"]["code"]) == ("n", "too_many_choices")
+    many = {"model": server.model(), "prompt": ["a"] * 100, "max_tokens": 1}
+    status, answer = server.post("/v1/completions", many)
+    assert status == 400
+    assert answer["error"]["param"] == "prompt"
+
+
+def test_large_bodies_at_once_hold_up_no_stream_for_long(server):
+    numbers = b'{"model": "x", "logit_bias": [' + b"0.123456789," * 1_000_000 + b"1]}"
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(server.post, CHAT, numbers) for _ in range(6)]
+        waits = []
+        while not all(answer.done() for answer in answers):
+            began = time.monotonic()
+            assert_serves(server)
+            waits.append(time.monotonic() - began)
+    assert {answer.result()[0] for answer in answers} <= {400, 404}
+    assert max(waits) < 2.0
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.05, 0.3])

@@ -133,6 +133,10 @@ def _check_sizes(config: Glm4MoeConfig) -> None:
     for field, most in MOST.items():
         if not 1 <= getattr(config, field) <= most:
             raise _fail(field, f"is {getattr(config, field)}, not within 1..{most}")
+    if config.rope_theta <= 0:
+        raise _fail("rope_theta", f"is {config.rope_theta}, not above 0")
+    if not 0 < config.rms_norm_eps < 1:
+        raise _fail("rms_norm_eps", f"is {config.rms_norm_eps}, not between 0 and 1")
     for field, most in (("n_routed_experts", 1 << 14), ("num_nextn_predict_layers", 16)):
         if getattr(config, field) > most:
             raise _fail(field, f"is {getattr(config, field)}, above {most}")
