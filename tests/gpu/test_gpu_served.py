@@ -7,7 +7,11 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from serving import ROOT, TINY, Starter
+
+for needed in ("aiohttp", "psutil", "uvloop"):
+    pytest.importorskip(needed, reason=f"the server needs {needed}, which is not installed")
+
+from serving import ROOT, TINY, Starter  # noqa: E402 - after the check that it can load
 
 CHAT = "/v1/chat/completions"
 

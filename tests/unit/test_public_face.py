@@ -50,7 +50,7 @@ def test_ci_runs_both_commands():
     assert "./scripts/demo.sh --once" in script
 
 
-@pytest.mark.parametrize("option", ["--gpu", "--roce", "--wrong"])
+@pytest.mark.parametrize("option", ["--roce", "--wrong"])
 def test_tiers_that_do_not_exist_are_refused_by_name(option):
     command = [str(ROOT / "scripts" / "test.sh"), option]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
