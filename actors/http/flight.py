@@ -77,6 +77,7 @@ class Flight:
         self.first_delta: float | None = None
         self.stamped = False
         self._loop = loop
+        self._refusal: ApiError | None = None
         self._write: Callable[[bytes], None] | None = None
         self._held: list[bytes] = []
         self._started: asyncio.Future[None] = loop.create_future()
@@ -108,8 +109,7 @@ class Flight:
         """True when there is something to send, False after `wait_s` seconds of silence.
         Raises ApiError when the request was refused before anything was sent."""
         await asyncio.wait((self._started,), timeout=wait_s)
-        if self._done.done():
-            self._done.result()
+        self._raise_refusal()
         return self._started.done()
 
     def attach(self, write: Callable[[bytes], None]) -> None:
@@ -122,6 +122,7 @@ class Flight:
     async def done(self) -> None:
         """Wait for the end. Raises ApiError when refused before anything was sent."""
         await self._done
+        self._raise_refusal()
 
     def _send(self, events: bytes) -> None:
         if self._write is not None:
@@ -134,14 +135,20 @@ class Flight:
         if not self._started.done():
             self._started.set_result(None)
 
+    def _raise_refusal(self) -> None:
+        # Kept nowhere, this frame included: its traceback holds the frames that hold this flight
+        # and the request's body, which would live on until the collector finds the circle.
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            try:
+                raise refusal
+            finally:
+                del refusal
+
     def _finish(self, error: ApiError | None) -> None:
         self.at_door = False
-        if error is None:
-            self._done.set_result(None)
-        else:
-            self._done.set_exception(error)
-            # A client that left never asks for the outcome: it must not be reported as lost.
-            self._done.exception()
+        self._refusal = error
+        self._done.set_result(None)
         self._start()
 
 
