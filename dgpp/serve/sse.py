@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ def error_events(error: ApiError) -> bytes:
     return b"data: " + error.json() + b"\n\n" + DONE
 
 
-class EventStream:
+class EventStream(abc.ABC):
     """The events of one streamed response, as bytes ready to send.
 
     Nothing is emitted before the first output. Each choice gets exactly one event with a
@@ -79,11 +80,13 @@ class EventStream:
         letters = _LEAST_PADDING + -(size + _LEAST_PADDING) % _BUCKET
         return self._head + choice + tail + self._padding(letters).encode() + b'"}\n\n'
 
+    @abc.abstractmethod
     def _content(self, delta: Delta) -> bytes:
-        raise NotImplementedError
+        """The events for what `delta` says, its end aside."""
 
+    @abc.abstractmethod
     def _last(self, choice: int, finish: str) -> bytes:
-        raise NotImplementedError
+        """The choice object of the event that ends `choice`."""
 
 
 class ChatStream(EventStream):
