@@ -1,10 +1,17 @@
-"""Tests that take `backend_name` run once on every backend that this machine has."""
+"""What all tests share: `backend_name` runs a test once on every backend that this machine has."""
 
 from __future__ import annotations
 
+import signal
 from functools import cache
 
 import pytest
+
+
+def pytest_configure() -> None:
+    # A shell starts background jobs with SIGINT ignored, and children would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @cache
