@@ -58,3 +58,9 @@ def kernel(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F]:
         return cast("F", compiled)
 
     return decorate
+
+
+def entry(function: Callable[..., Any], signature: Any) -> Any:
+    """Compile a function for calls by address. A literal type in `signature` is compiled in."""
+    compile_entry: Any = numba.__dict__["cfunc"]
+    return compile_entry(signature, cache=True, nopython=True, error_model="numpy")(function)

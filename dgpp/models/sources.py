@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dgpp.checkpoint.binding import Binding
 from kernels_numba.backend import Backend, Matrix, Tensor
-from kernels_numba.weights import DUMMY_DEVIATION, Form, Part, row_bytes
+from kernels_numba.weights import DUMMY_DEVIATION, Form, Part, matrix_bytes
 
 FLOATS = ("BF16", "F32")
 
@@ -62,7 +62,7 @@ class PlannedWeights:
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         for linear in linears:
-            self._add(item, linear.rows * sum(row_bytes(linear.form, linear.columns)))
+            self._add(item, matrix_bytes(linear.form, linear.rows, linear.columns))
         return None
 
     def vector(self, item: str, name: str, size: int, dtypes: Sequence[str] = FLOATS) -> Tensor:

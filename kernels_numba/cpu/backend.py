@@ -159,7 +159,7 @@ class CpuBackend:
 
     def embed(self, rows: Rows, table: CpuMatrix, out: Block) -> None:
         row_kernels.embed(
-            table.form, rows.handle.tokens, rows.count, *table.weights, table.depth,
+            table.widen, rows.handle.tokens, rows.count, *table.weights, table.depth,
             out.address, out.stride,
         )  # fmt: skip
 
@@ -203,7 +203,7 @@ class CpuBackend:
         if raw.width < matrix.rows and (add or bias is not None):
             raw = self._raw = _grown(raw, self.capacity, matrix.rows)
         linear_kernels.linear(
-            matrix.form, x.address, x.stride, rows.count, *matrix.weights, matrix.rows,
+            matrix.dot, x.address, x.stride, rows.count, *matrix.weights, matrix.rows,
             matrix.depth, 0 if bias is None else bias.address, int(add), raw.address, raw.stride,
             out.address, out.stride, self._panels.address, self._panels.stride,
             *self._norm_arguments(norm, x),
@@ -222,7 +222,7 @@ class CpuBackend:
         if raw.width < gate_up.rows:
             raw = self._raw = _grown(raw, self.capacity, gate_up.rows)
         linear_kernels.gated(
-            gate_up.form, x.address, x.stride, rows.count, *gate_up.weights, gate_up.rows // 2,
+            gate_up.dot, x.address, x.stride, rows.count, *gate_up.weights, gate_up.rows // 2,
             gate_up.depth, raw.address, raw.stride, out.address, out.stride, self._panels.address,
             self._panels.stride, *self._norm_arguments(norm, x),
             max(linear_kernels.FINE, gate_up.rows // (16 * self.threads) // 4 * 4),
@@ -246,7 +246,7 @@ class CpuBackend:
         packed = self._pairs["input"] = _grown(self._pairs["input"], max(count, 1), x.width)
         packed.array[:count, : x.width] = x.array[list(index), : x.width]
         linear_kernels.linear(
-            table.form, packed.address, packed.stride, count, *table.weights, table.rows,
+            table.dot, packed.address, packed.stride, count, *table.weights, table.rows,
             table.depth, 0, 0, 0, 0, int(out.ctypes.data), int(out.strides[0]),
             self._panels.address, self._panels.stride, *self._norm_arguments(norm, x),
         )  # fmt: skip
@@ -292,7 +292,7 @@ class CpuBackend:
         gate: CpuMatrix = routing.gate
         raw = self._raw = _grown(self._raw, self.capacity, 3 * padded(routing.experts))
         linear_kernels.linear(
-            gate.form, x.address, x.stride, rows.count, *gate.weights, gate.rows, gate.depth,
+            gate.dot, x.address, x.stride, rows.count, *gate.weights, gate.rows, gate.depth,
             0, 0, 0, 0, raw.address, raw.stride, self._panels.address, self._panels.stride,
             0, 0, 0.0, 0, 0,
         )  # fmt: skip
@@ -326,9 +326,9 @@ class CpuBackend:
             x.address, x.stride, order, pairs, top, x.width, taken.address, taken.stride
         )
         moe_kernels.expert_rows(
-            gate_up.form, taken.address, taken.stride, pairs, starts, number, *gate_up.weights,
+            gate_up.dot, taken.address, taken.stride, pairs, starts, number, *gate_up.weights,
             experts.intermediate, gate_up.depth, raw.address, raw.stride, act.address, act.stride,
-            down.form, *down.weights, x.width, down.depth, result.address, result.stride,
+            down.dot, *down.weights, x.width, down.depth, result.address, result.stride,
             self._panels.address, self._panels.stride,
         )  # fmt: skip
         moe_kernels.combine(

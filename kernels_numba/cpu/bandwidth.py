@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernels_numba.cpu.tiles import COLUMNS, dot_bf16_line
+from kernels_numba.cpu.tiles import COLUMNS, dot_line
 from kernels_numba.jit import get_thread_id, kernel, prange
+from kernels_numba.weights import Form
 
+BF16 = int(Form.BF16)
 ROW_BYTES = 1 << 10
 BLOCK_ROWS = 1 << 10
 
@@ -20,8 +22,8 @@ def stream(data: int, size: int, ones: int, sinks: int, sink_stride: int) -> Non
     for part in prange(size // block):
         sink = sinks + get_thread_id() * sink_stride
         for row in range(0, BLOCK_ROWS, COLUMNS):
-            dot_bf16_line(ones, 0, 0, COLUMNS - 1, data + part * block + row * ROW_BYTES,
-                          ROW_BYTES, 0, 0, 0, ROW_BYTES // 2, sink, 0)  # fmt: skip
+            dot_line(BF16, ones, 0, 0, COLUMNS - 1, data + part * block + row * ROW_BYTES,
+                     ROW_BYTES, 0, 0, 0, ROW_BYTES // 2, sink, 0)  # fmt: skip
 
 
 def reader(size: int, threads: int) -> Callable[[], int]:

@@ -1,7 +1,12 @@
-"""How sixteen consecutive weights of each form become a vector of float32, as LLVM IR."""
+"""How sixteen consecutive weights of each form become a vector of float32, as LLVM IR.
+
+A form's loader is a reader of its codes, times the scale that its layout names. Sixteen values
+never cross a scale's border, so a vector has one scale.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +15,9 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils
 
-from kernels_numba.weights import VECTOR, Form
+from kernels_numba.weights import LAYOUTS, VECTOR, Code, Form, Scale
 
-F32 = ir.FloatType()
+F16, F32 = ir.HalfType(), ir.FloatType()
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FloatVector = ir.VectorType(F32, VECTOR)
 IntVector = ir.VectorType(I32, VECTOR)
@@ -23,8 +28,8 @@ class RowPointers:
     """One weight row inside a kernel: integer addresses of its data and scales, and its factor."""
 
     data: Any
-    scale: Any
-    factor: Any
+    scale: Any = None
+    factor: Any = None
 
 
 def constant(value: int) -> Any:
@@ -39,20 +44,78 @@ def splat(builder: Any, scalar: Any, vector: ir.VectorType) -> Any:
     return builder.shuffle_vector(first, undefined, zeros)
 
 
+def load_at(builder: Any, address: Any, kind: Any, align: int = 1) -> Any:
+    """The value of LLVM type `kind` at an integer address."""
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
+
+
 def _int_lanes(value: int) -> Any:
     return ir.Constant(IntVector, [value] * VECTOR)
 
 
+def _float_lanes(value: float) -> Any:
+    return ir.Constant(FloatVector, [value] * VECTOR)
+
+
+# Codes --------------------------------------------------------------------------------------------
+
+
 def load_f32(builder: Any, row: RowPointers, k: Any) -> Any:
     address = builder.add(row.data, builder.shl(k, constant(2)))
-    return builder.load(builder.inttoptr(address, FloatVector.as_pointer()), align=4)
+    return load_at(builder, address, FloatVector, 4)
 
 
-def load_bf16(builder: Any, row: RowPointers, k: Any) -> Any:
+def _load_bf16(builder: Any, row: RowPointers, k: Any) -> Any:
     address = builder.add(row.data, builder.shl(k, constant(1)))
-    pointer = builder.inttoptr(address, ir.VectorType(I16, VECTOR).as_pointer())
-    wide = builder.zext(builder.load(pointer, align=2), IntVector)
+    wide = builder.zext(load_at(builder, address, ir.VectorType(I16, VECTOR), 2), IntVector)
     return builder.bitcast(builder.shl(wide, _int_lanes(16)), FloatVector)
+
+
+def _load_e4m3(builder: Any, row: RowPointers, k: Any) -> Any:
+    """Exponent and mantissa of a code are a half's, 2^8 too small. Halves widen without the stall
+    that a subnormal float32 operand costs."""
+    shorts = ir.VectorType(I16, VECTOR)
+    packed = load_at(builder, builder.add(row.data, k), ir.VectorType(I8, VECTOR))
+    code = builder.zext(packed, shorts)
+    magnitude = builder.shl(
+        builder.and_(code, ir.Constant(shorts, [0x7F] * VECTOR)),
+        ir.Constant(shorts, [7] * VECTOR),
+    )
+    sign = builder.shl(
+        builder.and_(code, ir.Constant(shorts, [0x80] * VECTOR)),
+        ir.Constant(shorts, [8] * VECTOR),
+    )
+    half = builder.bitcast(builder.or_(magnitude, sign), ir.VectorType(F16, VECTOR))
+    return builder.fmul(builder.fpext(half, FloatVector), _float_lanes(256.0))
+
+
+def _load_nibbles(builder: Any, row: RowPointers, k: Any) -> Any:
+    """Sixteen four-bit codes in order, as integers."""
+    packed_kind = ir.VectorType(I8, VECTOR // 2)
+    packed = load_at(builder, builder.add(row.data, builder.lshr(k, constant(1))), packed_kind)
+    low = builder.and_(packed, ir.Constant(packed_kind, [15] * 8))
+    high = builder.lshr(packed, ir.Constant(packed_kind, [4] * 8))
+    order = [index // 2 + 8 * (index % 2) for index in range(VECTOR)]
+    nibbles = builder.shuffle_vector(low, high, ir.Constant(IntVector, order))
+    return builder.zext(nibbles, IntVector)
+
+
+def _load_e2m1(builder: Any, row: RowPointers, k: Any) -> Any:
+    """nibble = sign, 2 exponent bits, 1 mantissa bit."""
+    code = _load_nibbles(builder, row, k)
+    # Twice the magnitude is a small integer: m for exponent 0, (2 + m) << (exponent - 1) beyond.
+    mantissa = builder.and_(code, _int_lanes(1))
+    exponent = builder.and_(builder.lshr(code, _int_lanes(1)), _int_lanes(3))
+    subnormal = builder.icmp_unsigned("==", exponent, _int_lanes(0))
+    shift = builder.select(subnormal, _int_lanes(0), builder.sub(exponent, _int_lanes(1)))
+    normal = builder.shl(builder.or_(mantissa, _int_lanes(2)), shift)
+    doubled = builder.sitofp(builder.select(subnormal, mantissa, normal), FloatVector)
+    sign = builder.shl(builder.and_(code, _int_lanes(8)), _int_lanes(28))
+    signed = builder.or_(builder.bitcast(doubled, IntVector), sign)
+    return builder.fmul(builder.bitcast(signed, FloatVector), _float_lanes(0.5))
+
+
+# Scales -------------------------------------------------------------------------------------------
 
 
 def e4m3_values() -> npt.NDArray[np.float32]:
@@ -79,35 +142,60 @@ def _e4m3_table(builder: Any) -> Any:
     return table
 
 
-def load_nvfp4(builder: Any, row: RowPointers, k: Any) -> Any:
-    """code · (e4m3 scale · multiplier); nibble = sign, 2 exponent bits, 1 mantissa bit."""
-    packed_kind = ir.VectorType(I8, 8)
-    address = builder.add(row.data, builder.lshr(k, constant(1)))
-    packed = builder.load(builder.inttoptr(address, packed_kind.as_pointer()), align=1)
-    low = builder.and_(packed, ir.Constant(packed_kind, [15] * 8))
-    high = builder.lshr(packed, ir.Constant(packed_kind, [4] * 8))
-    order = [index // 2 + 8 * (index % 2) for index in range(VECTOR)]
-    nibbles = builder.shuffle_vector(low, high, ir.Constant(IntVector, order))
-    code = builder.zext(nibbles, IntVector)
-    # Twice the magnitude is a small integer: m for exponent 0, (2 + m) << (exponent - 1) beyond.
-    mantissa = builder.and_(code, _int_lanes(1))
-    exponent = builder.and_(builder.lshr(code, _int_lanes(1)), _int_lanes(3))
-    subnormal = builder.icmp_unsigned("==", exponent, _int_lanes(0))
-    shift = builder.select(subnormal, _int_lanes(0), builder.sub(exponent, _int_lanes(1)))
-    normal = builder.shl(builder.or_(mantissa, _int_lanes(2)), shift)
-    doubled = builder.sitofp(builder.select(subnormal, mantissa, normal), FloatVector)
-    sign = builder.shl(builder.and_(code, _int_lanes(8)), _int_lanes(28))
-    signed = builder.or_(builder.bitcast(doubled, IntVector), sign)
-    halves = ir.Constant(FloatVector, [0.5] * VECTOR)
-    value = builder.fmul(builder.bitcast(signed, FloatVector), halves)
-    return builder.fmul(value, splat(builder, _nvfp4_scale(builder, row, k), FloatVector))
+def _scale_e4m3(builder: Any, at: Any) -> Any:
+    index = builder.zext(load_at(builder, at, I8), I64)
+    return builder.load(builder.gep(_e4m3_table(builder), [constant(0), index]))
 
 
-def _nvfp4_scale(builder: Any, row: RowPointers, k: Any) -> Any:
-    scale_at = builder.add(row.scale, builder.lshr(k, constant(4)))
-    index = builder.zext(builder.load(builder.inttoptr(scale_at, I8.as_pointer())), I64)
-    entry = builder.gep(_e4m3_table(builder), [constant(0), index])
-    return builder.fmul(builder.load(entry), row.factor)
+def _scale_f32(builder: Any, at: Any) -> Any:
+    return load_at(builder, at, F32, 4)
 
 
-LOADERS = {Form.F32: load_f32, Form.BF16: load_bf16, Form.NVFP4: load_nvfp4}
+Reader = Callable[..., Any]
+_CODES: dict[Code, Reader] = {
+    Code.F32: load_f32,
+    Code.BF16: _load_bf16,
+    Code.E4M3: _load_e4m3,
+    Code.E2M1: _load_e2m1,
+}
+_SCALES: dict[Scale, Reader] = {Scale.F32: _scale_f32, Scale.E4M3: _scale_e4m3}
+
+
+def loader(form: Form) -> Reader:
+    """`load(builder, row, k)`: values k … k + 15 of a row of `form`."""
+    layout = LAYOUTS[form]
+    load_codes = _CODES[layout.code]
+    if layout.scale is Scale.NONE:
+        return load_codes
+    load_scale, size = _SCALES[layout.scale], layout.scale.dtype.itemsize
+
+    def load(builder: Any, row: RowPointers, k: Any) -> Any:
+        group = builder.udiv(k, constant(layout.group))
+        scale = load_scale(builder, builder.add(row.scale, builder.mul(group, constant(size))))
+        if layout.factor:
+            scale = builder.fmul(scale, row.factor)
+        return builder.fmul(load_codes(builder, row, k), splat(builder, scale, FloatVector))
+
+    return load
+
+
+def row_pointers(builder: Any, form: Form, args: list[Any], indices: list[Any]) -> list[Any]:
+    """Rows `indices` of the weights (data, stride, scales, stride, factors).
+
+    In a grid `factors` are uint32 byte offsets of the rows' lines of scales.
+    """
+    data, stride, scale, scale_stride, factors = args
+    layout = LAYOUTS[form]
+    rows = []
+    for index in indices:
+        row_data = builder.add(data, builder.mul(stride, index))
+        factor_at = builder.add(factors, builder.mul(constant(4), index))
+        line = factor = None
+        if layout.grid:
+            line = builder.add(scale, builder.zext(load_at(builder, factor_at, I32, 4), I64))
+        elif layout.scale is not Scale.NONE:
+            line = builder.add(scale, builder.mul(scale_stride, index))
+        if layout.factor:
+            factor = load_at(builder, factor_at, F32, 4)
+        rows.append(RowPointers(row_data, line, factor))
+    return rows

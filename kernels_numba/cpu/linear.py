@@ -68,7 +68,7 @@ def silu_gate(gate: int, up: int, out: int, count: int) -> None:
 
 @kernel(parallel=True)
 def _project(
-    form: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
+    dot: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
     scale_stride: int, factors: int, columns: int, depth: int, bias: int, residual: int,
     raw: int, raw_stride: int, out: int, out_stride: int, panels: int, panel_stride: int,
 ) -> None:  # fmt: skip
@@ -79,7 +79,7 @@ def _project(
         direct = bias == 0 and residual == 0
         target = out if direct else raw
         target_stride = out_stride if direct else raw_stride
-        dot_block(form, x, x_stride, rows, w + c * w_stride, w_stride, scale + c * scale_stride,
+        dot_block(dot, x, x_stride, rows, w + c * w_stride, w_stride, scale + c * scale_stride,
                   scale_stride, factors + 4 * c, count, depth, target + 4 * c, target_stride,
                   panels + get_thread_id() * panel_stride)  # fmt: skip
         if not direct:
@@ -91,7 +91,7 @@ def _project(
 
 @kernel()
 def linear(
-    form: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
+    dot: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
     scale_stride: int, factors: int, columns: int, depth: int, bias: int, residual: int,
     raw: int, raw_stride: int, out: int, out_stride: int, panels: int, panel_stride: int,
     norm: int, width: int, eps: float, normed: int, normed_stride: int,
@@ -103,14 +103,14 @@ def linear(
         rms_rows(x, x_stride, rows, norm, width, depth, eps, normed, normed_stride)
         source = normed
         source_stride = normed_stride
-    _project(form, source, source_stride, rows, w, w_stride, scale, scale_stride, factors, columns,
+    _project(dot, source, source_stride, rows, w, w_stride, scale, scale_stride, factors, columns,
              depth, bias, residual, raw, raw_stride, out, out_stride, panels,
              panel_stride)  # fmt: skip
 
 
 @kernel(parallel=True)
 def gated_rows(
-    form: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
+    dot: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
     scale_stride: int, factors: int, half: int, depth: int, raw: int, raw_stride: int,
     out: int, out_stride: int, panels: int, panel_stride: int, run: int,
 ) -> None:  # fmt: skip
@@ -125,7 +125,7 @@ def gated_rows(
         panel = panels + get_thread_id() * panel_stride
         for part in range(2):
             n = c + part * half
-            dot_block(form, x, x_stride, rows, w + n * w_stride, w_stride, scale + n * scale_stride,
+            dot_block(dot, x, x_stride, rows, w + n * w_stride, w_stride, scale + n * scale_stride,
                       scale_stride, factors + 4 * n, count, depth, raw + 4 * n, raw_stride,
                       panel)  # fmt: skip
         for r in range(rows):
@@ -135,7 +135,7 @@ def gated_rows(
 
 @kernel()
 def gated(
-    form: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
+    dot: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
     scale_stride: int, factors: int, half: int, depth: int, raw: int, raw_stride: int,
     out: int, out_stride: int, panels: int, panel_stride: int, norm: int, width: int, eps: float,
     normed: int, normed_stride: int, run: int,
@@ -147,5 +147,5 @@ def gated(
         rms_rows(x, x_stride, rows, norm, width, depth, eps, normed, normed_stride)
         source = normed
         source_stride = normed_stride
-    gated_rows(form, source, source_stride, rows, w, w_stride, scale, scale_stride, factors, half,
+    gated_rows(dot, source, source_stride, rows, w, w_stride, scale, scale_stride, factors, half,
                depth, raw, raw_stride, out, out_stride, panels, panel_stride, run)  # fmt: skip

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from kernels_numba.cpu.dot import block_address, row_address
 from kernels_numba.cpu.memory import allocate
-from kernels_numba.weights import VECTOR, Form, Part
+from kernels_numba.weights import LAYOUTS, VECTOR, Part
 
 
 class CpuMatrix:
     """[N, K] in checkpoint form, copied once into huge pages so that the file can be let go.
 
-    `weights` are the leading arguments of every kernel that reads a matrix: address and row
-    stride of the data, of the scales, and the address of the per-row factors.
+    `weights` are arguments of every kernel that reads a matrix: address and row stride of the data,
+    of the scales, and the address of the per-row factors (in a grid: uint32 offsets of the rows'
+    scales). `dot` and `widen` are the addresses of the form's block and row reader.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -23,30 +27,50 @@ class CpuMatrix:
         if any(part.form is not form or part.columns != columns for part in parts):
             message = "parts of one matrix differ in form or K"
             raise ValueError(message)
-        if form is Form.NVFP4 and columns % VECTOR:
-            message = f"NVFP4 rows hold whole groups of 16 values, not {columns}"
+        layout = LAYOUTS[form]
+        if layout.group and not layout.grid and columns % layout.group:
+            message = f"{form.name} rows hold whole groups of {layout.group}, not {columns}"
             raise ValueError(message)
-        self.form = int(form)
+        self.form, self.layout = form, layout
+        self.dot, self.widen = block_address(form), row_address(form)
         self.rows = sum(part.rows for part in parts)
         self.columns = columns
         self.depth = -(-columns // VECTOR) * VECTOR
-        width = self.depth // 2 if form is Form.NVFP4 else self.depth
+        width = layout.code_bytes(self.depth) // parts[0].data.itemsize
         self.data = allocate((self.rows, width), parts[0].data.dtype)
-        scaled = self.rows if form is Form.NVFP4 else 0
-        self.scale = allocate((scaled, self.depth // VECTOR), np.uint8)
-        self.factors = allocate((scaled,), np.float32)
-        first = 0
-        for part in parts:
+        scales = [self._scales(part) for part in parts]
+        lines = sum(scale.shape[0] for scale in scales)
+        groups = -(-self.depth // layout.group) if layout.group else 0
+        self.scale = allocate((lines, groups), layout.scale.dtype)
+        indexed = self.rows if layout.factor or layout.grid else 0
+        self.factors = allocate((indexed,), np.uint32 if layout.grid else np.float32)
+        first = line = 0
+        for part, scale in zip(parts, scales, strict=True):
             last = first + part.rows
             self.data[first:last, : part.data.shape[1]] = part.data
-            if part.scale is not None:
-                self.scale[first:last] = part.scale
+            self.scale[line : line + scale.shape[0], : scale.shape[1]] = scale
+            if layout.grid:
+                at = line + np.arange(part.rows) // part.block[0]
+                self.factors[first:last] = at * self.scale.strides[0]
+            elif layout.factor:
                 self.factors[first:last] = part.multiplier
-            first = last
+            first, line = last, line + scale.shape[0]
         self.weights = (
             int(self.data.ctypes.data),
             int(self.data.strides[0]),
-            int(self.scale.ctypes.data) if scaled else 0,
-            int(self.scale.strides[0]) if scaled else 0,
-            int(self.factors.ctypes.data) if scaled else 0,
+            int(self.scale.ctypes.data) if lines else 0,
+            int(self.scale.strides[0]) if lines and not layout.grid else 0,
+            int(self.factors.ctypes.data) if indexed else 0,
         )
+
+    def _scales(self, part: Part) -> npt.NDArray[Any]:
+        """The part's lines of scales, one per `layout.group` columns."""
+        if part.scale is None:
+            return np.zeros((0, 0), self.layout.scale.dtype)
+        if not self.layout.grid:
+            return part.scale
+        repeats, rest = divmod(part.block[1], self.layout.group)
+        if rest:
+            message = f"{part.form.name}: blocks of {part.block[1]} columns, not whole groups"
+            raise ValueError(f"{message} of {self.layout.group}")
+        return part.scale.repeat(repeats, axis=1)[:, : -(-part.columns // self.layout.group)]

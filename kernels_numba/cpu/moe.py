@@ -82,7 +82,7 @@ def group_by_expert(
 
 @kernel(parallel=True)
 def _expert_gated(
-    form: int, x: int, x_stride: int, starts: int, experts: int, w: int, w_stride: int, scale: int,
+    dot: int, x: int, x_stride: int, starts: int, experts: int, w: int, w_stride: int, scale: int,
     scale_stride: int, factors: int, half: int, depth: int, raw: int, raw_stride: int, out: int,
     out_stride: int, panels: int, panel_stride: int, step: int,
 ) -> None:  # fmt: skip
@@ -98,7 +98,7 @@ def _expert_gated(
             panel = panels + get_thread_id() * panel_stride
             for part in range(2):
                 n = 2 * half * e + c + part * half
-                dot_block(form, x + first * x_stride, x_stride, rows, w + n * w_stride, w_stride,
+                dot_block(dot, x + first * x_stride, x_stride, rows, w + n * w_stride, w_stride,
                           scale + n * scale_stride, scale_stride, factors + 4 * n, count, depth,
                           raw + first * raw_stride + 4 * (c + part * half), raw_stride,
                           panel)  # fmt: skip
@@ -109,7 +109,7 @@ def _expert_gated(
 
 @kernel(parallel=True)
 def _expert_down(
-    form: int, x: int, x_stride: int, starts: int, experts: int, w: int, w_stride: int, scale: int,
+    dot: int, x: int, x_stride: int, starts: int, experts: int, w: int, w_stride: int, scale: int,
     scale_stride: int, factors: int, columns: int, depth: int, out: int, out_stride: int,
     panels: int, panel_stride: int, step: int,
 ) -> None:  # fmt: skip
@@ -122,7 +122,7 @@ def _expert_down(
         if rows > 0:
             c = task % blocks * step
             n = columns * e + c
-            dot_block(form, x + first * x_stride, x_stride, rows, w + n * w_stride, w_stride,
+            dot_block(dot, x + first * x_stride, x_stride, rows, w + n * w_stride, w_stride,
                       scale + n * scale_stride, scale_stride, factors + 4 * n,
                       min(step, columns - c), depth, out + first * out_stride + 4 * c, out_stride,
                       panels + get_thread_id() * panel_stride)  # fmt: skip
@@ -167,17 +167,17 @@ def gather_pairs(
 
 @kernel()
 def expert_rows(
-    gate_form: int, x: int, x_stride: int, pairs: int, starts: int, experts: int, w: int,
+    gate_dot: int, x: int, x_stride: int, pairs: int, starts: int, experts: int, w: int,
     w_stride: int, scale: int, scale_stride: int, factors: int, half: int, depth: int, raw: int,
-    raw_stride: int, act: int, act_stride: int, down_form: int, d: int, d_stride: int,
+    raw_stride: int, act: int, act_stride: int, down_dot: int, d: int, d_stride: int,
     d_scale: int, d_scale_stride: int, d_factors: int, columns: int, down_depth: int, out: int,
     out_stride: int, panels: int, panel_stride: int,
 ) -> None:  # fmt: skip
     """out[p] = D_e · (silu(G_e · x[p]) · (U_e · x[p])) for rows sorted by expert e."""
     average = pairs // experts
-    _expert_gated(gate_form, x, x_stride, starts, experts, w, w_stride, scale, scale_stride,
+    _expert_gated(gate_dot, x, x_stride, starts, experts, w, w_stride, scale, scale_stride,
                   factors, half, depth, raw, raw_stride, act, act_stride, panels, panel_stride,
                   task_columns(average, depth))  # fmt: skip
-    _expert_down(down_form, act, act_stride, starts, experts, d, d_stride, d_scale, d_scale_stride,
+    _expert_down(down_dot, act, act_stride, starts, experts, d, d_stride, d_scale, d_scale_stride,
                  d_factors, columns, down_depth, out, out_stride, panels, panel_stride,
                  task_columns(average, down_depth))  # fmt: skip

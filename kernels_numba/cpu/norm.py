@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_numba.cpu.pointers import view_f32
-from kernels_numba.cpu.tiles import dot_f32_line
+from kernels_numba.cpu.tiles import dot_line
 from kernels_numba.jit import kernel, prange
+from kernels_numba.weights import Form
 
+F32 = int(Form.F32)
 SERIAL_ROWS = 4
 """Up to this many rows one thread is quicker than a parallel region."""
 
@@ -16,7 +18,7 @@ SERIAL_ROWS = 4
 def rms_row(x: int, weight: int, width: int, depth: int, eps: float, out: int) -> None:
     """out = x / √(mean(x²) + eps) · weight over `width` values; x is zero from there to `depth`."""
     target = view_f32(out, width)
-    dot_f32_line(x, 0, 0, 0, x, 0, 0, 0, 0, depth, out, 0)
+    dot_line(F32, x, 0, 0, 0, x, 0, 0, 0, 0, depth, out, 0)
     mean = np.float32(target[0] / np.float32(width))
     inverse = np.float32(np.float32(1.0) / np.sqrt(mean + np.float32(eps)))
     source = view_f32(x, width)

@@ -18,17 +18,18 @@ from kernels_numba.cpu.forms import (
     F32,
     I32,
     I64,
-    LOADERS,
     FloatVector,
     RowPointers,
     constant,
     load_f32,
+    loader,
+    row_pointers,
     splat,
 )
 from kernels_numba.jit import intrinsic
-from kernels_numba.weights import VECTOR, Form, row_bytes
+from kernels_numba.weights import LAYOUTS, VECTOR, Form
 
-# ruff: noqa: ANN001, ANN202 - numba.extending calls intrinsics with compiler objects.
+# ruff: noqa: ANN001, ANN201, ANN202 - numba.extending calls intrinsics with compiler objects.
 
 ROWS = 4
 COLUMNS = 4
@@ -122,17 +123,6 @@ def _counted_loop(
     return list(after)
 
 
-def _weight_rows(builder: Any, form: Form, args: list[Any], indices: list[Any]) -> list[Any]:
-    weight, stride, scale, scale_stride, factors = args
-    data = _offsets(builder, weight, stride, indices)
-    if form is not Form.NVFP4:
-        return [RowPointers(address, None, None) for address in data]
-    scales = _offsets(builder, scale, scale_stride, indices)
-    factor_at = _offsets(builder, factors, constant(4), indices)
-    loaded = [builder.load(builder.inttoptr(a, F32.as_pointer())) for a in factor_at]
-    return [RowPointers(*fields) for fields in zip(data, scales, loaded, strict=True)]
-
-
 def _prefetch(builder: Any, address: Any, locality: int) -> None:
     byte = ir.IntType(8).as_pointer()
     signature = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
@@ -149,7 +139,7 @@ def _stream_ahead(builder: Any, form: Form, columns: int, weight_args: list[Any]
     first-level cache cannot hold stop at the second.
     """
     weight, stride = weight_args[:2]
-    step_bytes = row_bytes(form, VECTOR)[0] * columns
+    step_bytes = LAYOUTS[form].code_bytes(VECTOR) * columns
     ahead = builder.add(builder.mul(stride, constant(columns)), constant(AHEAD_BYTES))
     place = builder.mul(builder.sdiv(k, constant(VECTOR)), constant(step_bytes))
     first = builder.add(builder.add(weight, ahead), place)
@@ -182,31 +172,34 @@ def _store_sums(builder: Any, sums: Any, lines: list[Any], column_index: list[An
                 builder.store(value, builder.inttoptr(address, F32.as_pointer()))
 
 
-def _dot_tile(form: Form, rows: int, columns: int) -> Any:
-    load_weight = LOADERS[form]
+def _emit_dot(builder: Any, form: Form, rows: int, columns: int, args: list[Any]) -> None:
+    x, x_stride, last_row, last_column, *weight_args, depth, out, out_stride = args
+    load_weight = loader(form)
+    row_index = [_clamped(builder, r, last_row) for r in range(rows)]
+    column_index = [_clamped(builder, c, last_column) for c in range(columns)]
+    inputs = [RowPointers(address) for address in _offsets(builder, x, x_stride, row_index)]
+    weights = row_pointers(builder, form, weight_args, column_index)
 
-    def emit(builder: Any, args: list[Any]) -> None:
-        x, x_stride, last_row, last_column, *weight_args, depth, out, out_stride = args
-        row_index = [_clamped(builder, r, last_row) for r in range(rows)]
-        column_index = [_clamped(builder, c, last_column) for c in range(columns)]
-        inputs = [RowPointers(a, None, None) for a in _offsets(builder, x, x_stride, row_index)]
-        weights = _weight_rows(builder, form, weight_args, column_index)
+    def body(k: Any, sums: list[Any]) -> list[Any]:
+        if form is not Form.F32:
+            _stream_ahead(builder, form, columns, weight_args, k)
+        w = [load_weight(builder, row, k) for row in weights]
+        x = [load_f32(builder, row, k) for row in inputs]
+        grid = _grid(rows, columns)
+        return [_fma(builder, w[c], x[r], s) for (r, c), s in zip(grid, sums, strict=True)]
 
-        def body(k: Any, sums: list[Any]) -> list[Any]:
-            if form is not Form.F32:
-                _stream_ahead(builder, form, columns, weight_args, k)
-            w = [load_weight(builder, row, k) for row in weights]
-            x = [load_f32(builder, row, k) for row in inputs]
-            grid = _grid(rows, columns)
-            return [_fma(builder, w[c], x[r], s) for (r, c), s in zip(grid, sums, strict=True)]
+    zeros = [ir.Constant(FloatVector, [0.0] * VECTOR)] * (rows * columns)
+    sums = _counted_loop(builder, depth, VECTOR, zeros, body)
+    lines = [builder.add(out, builder.mul(out_stride, index)) for index in row_index]
+    _store_sums(builder, _fold(builder, sums), lines, column_index)
 
-        zeros = [ir.Constant(FloatVector, [0.0] * VECTOR)] * (rows * columns)
-        sums = _counted_loop(builder, depth, VECTOR, zeros, body)
-        lines = [builder.add(out, builder.mul(out_stride, index)) for index in row_index]
-        _store_sums(builder, _fold(builder, sums), lines, column_index)
+
+def _dot_tile(rows: int, columns: int) -> Any:
+    """The tile for `rows` × `columns` outputs; its first argument is a literal form."""
 
     def tile(  # type: ignore[no-untyped-def]
         typing_context,
+        form,
         x,
         x_stride,
         last_row,
@@ -221,12 +214,14 @@ def _dot_tile(form: Form, rows: int, columns: int) -> Any:
         out_stride,
     ):
         def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-            emit(builder, list(args))
+            _emit_dot(builder, Form(form.literal_value), rows, columns, list(args[1:]))
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 12), codegen
+        if not isinstance(form, types.IntegerLiteral):
+            return None
+        return types.void(form, *[types.int64] * 12), codegen
 
-    tile.__name__ = f"dot_{form.name.lower()}_{rows}x{columns}"
+    tile.__name__ = f"dot_{rows}x{columns}"
     return intrinsic(tile)
 
 
@@ -284,39 +279,31 @@ def _sum_tile(rows: int, vectors: int) -> Any:
     return intrinsic(tile)
 
 
-dot_f32_tile = _dot_tile(Form.F32, ROWS, COLUMNS)
-dot_f32_line = _dot_tile(Form.F32, 1, COLUMNS)
-dot_bf16_tile = _dot_tile(Form.BF16, ROWS, COLUMNS)
-dot_bf16_line = _dot_tile(Form.BF16, 1, COLUMNS)
-dot_nvfp4_tile = _dot_tile(Form.NVFP4, ROWS, COLUMNS)
-dot_nvfp4_line = _dot_tile(Form.NVFP4, 1, COLUMNS)
+dot_tile = _dot_tile(ROWS, COLUMNS)
+dot_line = _dot_tile(1, COLUMNS)
 sum_tile = _sum_tile(ROWS, COLUMNS)
 
 
-def _widen(form: Form) -> Any:
-    """Write `count` values of one weight row as float32."""
-    load_weight = LOADERS[form]
+@intrinsic
+def widen(typing_context, form, weight, scale, factors, count, out):  # type: ignore[no-untyped-def]
+    """Write `count` values of one weight row of `form`, known at compile time, as float32."""
 
-    def widen(typing_context, weight, scale, factors, count, out):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-            weight_at, scale_at, factor_at, depth, target = args
-            layout = [weight_at, constant(0), scale_at, constant(0), factor_at]
-            (row,) = _weight_rows(builder, form, layout, [constant(0)])
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        _, weight_at, scale_at, factor_at, depth, target = args
+        kind = Form(form.literal_value)
+        layout = [weight_at, constant(0), scale_at, constant(0), factor_at]
+        (row,) = row_pointers(builder, kind, layout, [constant(0)])
+        load_weight = loader(kind)
 
-            def body(k: Any, carried: list[Any]) -> list[Any]:
-                address = builder.add(target, builder.shl(k, constant(2)))
-                pointer = builder.inttoptr(address, FloatVector.as_pointer())
-                builder.store(load_weight(builder, row, k), pointer, align=4)
-                return []
+        def body(k: Any, carried: list[Any]) -> list[Any]:
+            address = builder.add(target, builder.shl(k, constant(2)))
+            pointer = builder.inttoptr(address, FloatVector.as_pointer())
+            builder.store(load_weight(builder, row, k), pointer, align=4)
+            return []
 
-            _counted_loop(builder, depth, VECTOR, [], body)
-            return context.get_dummy_value()
+        _counted_loop(builder, depth, VECTOR, [], body)
+        return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5), codegen
-
-    widen.__name__ = f"widen_{form.name.lower()}"
-    return intrinsic(widen)
-
-
-widen_bf16 = _widen(Form.BF16)
-widen_nvfp4 = _widen(Form.NVFP4)
+    if not isinstance(form, types.IntegerLiteral):
+        return None
+    return types.void(form, *[types.int64] * 5), codegen

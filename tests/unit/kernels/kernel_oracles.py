@@ -55,6 +55,9 @@ def e4m3_value(code: int) -> float:
     return -value if code & 128 else value
 
 
+E4M3 = np.array([e4m3_value(code) for code in range(256)])
+
+
 def random_part(form: Form, rows: int, columns: int, seed: int) -> tuple[Part, np.ndarray]:
     """A part and its values as float64 [rows, columns]."""
     rng = np.random.default_rng(seed)
@@ -64,13 +67,24 @@ def random_part(form: Form, rows: int, columns: int, seed: int) -> tuple[Part, n
     if form is Form.BF16:
         bits = bf16_bits(rng.standard_normal((rows, columns)))
         return Part(form, bits), bf16_values(bits).astype(np.float64)
+    if form is Form.FP8_BLOCK:
+        return _random_fp8_block(rng, rows, columns)
     packed = rng.integers(0, 256, (rows, columns // 2)).astype(np.uint8)
     scale = rng.integers(0, 0x60, (rows, columns // 16)).astype(np.uint8)
     multiplier = 0.0137
     codes = np.empty((rows, columns), np.uint8)
     codes[:, 0::2], codes[:, 1::2] = packed & 15, packed >> 4
     signs = np.where(codes & 8, -1.0, 1.0)
-    scales = np.vectorize(e4m3_value)(scale.astype(int)).repeat(16, axis=1) * float(
-        np.float32(multiplier)
-    )
+    scales = E4M3[scale].repeat(16, axis=1) * float(np.float32(multiplier))
     return Part(form, packed, scale, multiplier), signs * E2M1[codes & 7] * scales
+
+
+def _random_fp8_block(rng: np.random.Generator, rows: int, columns: int) -> tuple[Part, np.ndarray]:
+    """Every code but NaN; positive scales, one per 128 × 128 values, the last block cut short."""
+    codes = rng.integers(0, 127, (rows, columns)).astype(np.uint8)
+    codes |= rng.integers(0, 2, codes.shape).astype(np.uint8) << 7
+    grid = -(-rows // 128), -(-columns // 128)
+    scale = (2.0 ** rng.uniform(-12, -8, grid)).astype(np.float32)
+    spread = scale.astype(np.float64).repeat(128, axis=0).repeat(128, axis=1)
+    part = Part(Form.FP8_BLOCK, codes, scale, block=(128, 128))
+    return part, E4M3[codes] * spread[:rows, :columns]
