@@ -12,16 +12,20 @@ from dgpp.serve.served import ServedModel
 class Boot(msgspec.Struct, frozen=True):
     """One deployment on one rank, resolved: nothing in it is looked up or decided again.
 
-    `model_directory` holds the checkpoint and the tokenizer. `backend` is the engine that was
-    chosen, never "auto". `threads` are the CPU backend's.
+    `model_directory` holds the checkpoint and the tokenizer; without a tokenizer `text` is false.
+    `config_path` is the model's config.json. `backend` is the engine that was chosen, never "auto";
+    `threads` are the CPU backend's, `device` is the CUDA backend's.
     """
 
     settings: Settings
     limits: EngineLimits
     model_directory: str
+    config_path: str
+    text: bool
     served: ServedModel
     backend: str
     threads: int
+    device: int
     version: str
     log_json: bool = False
 

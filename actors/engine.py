@@ -13,6 +13,7 @@ from actors.context import Context
 from actors.messages.engine_sampler import FullRow, Selected
 from actors.messages.sampler_engine import WantRow
 from actors.role import Role
+from dgpp.checkpoint.json_file import read_json
 from dgpp.engine.base import Engine
 from dgpp.errors import ConfigError
 from dgpp.sample.candidates import Candidates
@@ -85,10 +86,15 @@ def build_engine(boot: Boot) -> Engine:
         lines = load_script(Path(script), boot.limits.vocab_size) if script else []
         return ScriptedEngine(boot.limits, lines)
     if boot.backend in ("cpu", "cuda"):
-        from dgpp.engine.model_engine import ModelEngine
+        from dgpp.engine.model_engine import DummyModel, ModelEngine
 
+        dummy = boot.settings.engine.load == "dummy"
         engine = ModelEngine(
-            Path(boot.model_directory), boot.limits, boot.threads, backend=boot.backend
+            DummyModel(read_json(Path(boot.config_path))) if dummy else Path(boot.model_directory),
+            boot.limits,
+            boot.threads,
+            backend=boot.backend,
+            device=boot.device,
         )
         engine.warm_up()
         for note in engine.notes():

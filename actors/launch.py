@@ -17,17 +17,17 @@ from actors.supervisor import Settings as Supervision
 from actors.world import topology
 from dgpp import log
 from dgpp.checkpoint.demo import DEMO_MODEL, ensure_demo
-from dgpp.checkpoint.host_memory import available_memory
 from dgpp.checkpoint.json_file import read_json, read_object
-from dgpp.checkpoint.resolve import resolve_model
+from dgpp.checkpoint.model_files import ModelFiles, find_model
 from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.settings import SamplingSettings, Settings
 from dgpp.config.version import version
 from dgpp.engine.backends import choose_backend
 from dgpp.engine.base import EngineLimits
+from dgpp.engine.room import Room, room_for
 from dgpp.engine.script import load_script, max_drafts
 from dgpp.errors import CheckpointError, ConfigError
-from dgpp.log_lines import Line, ready_line, startup_lines
+from dgpp.log_lines import ready_line, startup_lines
 from dgpp.models.plan import MIB, MemoryPlan, MemorySettings, plan_memory, require_fit
 from dgpp.sample.params import SamplingParams
 from dgpp.serve.served import ServedModel, sampling_defaults, with_top_p
@@ -45,7 +45,8 @@ class Deployment(NamedTuple):
     """What was decided before anything is loaded."""
 
     boot: Boot
-    plan: MemoryPlan | None
+    plan: MemoryPlan | None = None
+    room: Room | None = None
 
 
 def serve(settings: Settings, *, log_json: bool) -> int:
@@ -84,49 +85,57 @@ def memory_plan(settings: Settings) -> int:
     return 0
 
 
-def deploy(settings: Settings, *, log_json: bool) -> Deployment:
+def deploy(settings: Settings, *, log_json: bool, rank: int = 0) -> Deployment:
     """Find the model, plan its memory and settle everything that the roles are told."""
-    directory = model_directory(settings.model)
+    files = model_files(settings)
     engine = settings.engine
-    backend, device = choose_backend(engine.backend)
-    plan: MemoryPlan | None = None
+    wanted = settings.device(rank)
+    backend, device = choose_backend(engine.backend, wanted)
+    plan, room = None, None
     if backend == "scripted":
-        limits = _scripted_limits(settings, directory)
+        limits = _scripted_limits(settings, files.directory)
     else:
-        free = available_memory() if device is None or device.unified else device.free_bytes
-        plan = _plan(settings, directory, backend, free)
+        room = room_for(device)
+        plan = _plan(settings, files, backend, room)
         limits = plan.limits
     boot = Boot(
         settings=settings,
         limits=limits,
-        model_directory=str(directory),
-        served=_served(settings, directory, limits),
+        model_directory=str(files.directory),
+        config_path=str(files.config),
+        text=files.text,
+        served=_served(settings, files, limits),
         backend=backend,
         threads=kernel_threads(engine.threads),
+        device=wanted,
         version=version(),
         log_json=log_json,
     )
-    return Deployment(boot, plan)
+    return Deployment(boot, plan, room)
 
 
-def model_directory(model: str) -> Path:
-    """The checkpoint's directory; the demo model is fetched where it is absent."""
-    return ensure_demo(progress=_say_progress()) if model == DEMO_MODEL else resolve_model(model)
+def model_files(settings: Settings) -> ModelFiles:
+    """Where the model is; the demo model is fetched where it is absent."""
+    model = settings.model
+    if model == DEMO_MODEL:
+        model = str(ensure_demo(progress=_say_progress()))
+    return find_model(model, weights=settings.engine.load == "checkpoint")
 
 
-def _plan(settings: Settings, directory: Path, backend: str, free_bytes: int) -> MemoryPlan:
+def _plan(settings: Settings, files: ModelFiles, backend: str, room: Room) -> MemoryPlan:
     engine = settings.engine
     plan = plan_memory(
-        read_json(directory / "config.json"),
+        read_json(files.config),
         MemorySettings(
             slots=engine.max_concurrency,
             kv_capacity=engine.kv_capacity,
             candidates=engine.sampling_candidates,
             kv_dtype=engine.kv_dtype,
             backend=backend,
+            unified=room.unified,
         ),
     )
-    require_fit(plan, free_bytes)
+    require_fit(plan, room.free_bytes, room.name)
     return plan
 
 
@@ -184,10 +193,10 @@ def _template_kwargs(engine: EngineSettings) -> dict[str, bool | str]:
     return given
 
 
-def _served(settings: Settings, directory: Path, limits: EngineLimits) -> ServedModel:
+def _served(settings: Settings, files: ModelFiles, limits: EngineLimits) -> ServedModel:
     engine = settings.engine
     name = engine.model_alias or settings.model
-    generation = read_object(directory / "generation_config.json") or {}
+    generation = (files.text and read_object(files.directory / "generation_config.json")) or {}
     return ServedModel(
         id=name,
         vocab_size=limits.vocab_size,
@@ -198,7 +207,7 @@ def _served(settings: Settings, directory: Path, limits: EngineLimits) -> Served
         template_kwargs=_template_kwargs(engine),
         default_max_tokens=engine.default_max_tokens,
         ping_interval=settings.http.sse_ping_interval,
-        created=int(directory.stat().st_mtime),
+        created=int(files.directory.stat().st_mtime),
         no_eos=engine.no_eos,
     )
 
@@ -214,21 +223,25 @@ def _sampling(found: SamplingParams, told: SamplingSettings) -> SamplingParams:
 
 
 def _explain(deployment: Deployment) -> None:
-    boot, plan = deployment
+    boot, plan, room = deployment
+    where = {"cpu": f" on {boot.threads} threads", "cuda": f" on device {boot.device}"}
     log.log_event(
         _log,
-        f"engine {boot.backend}" + (f" on {boot.threads} threads" if boot.backend == "cpu" else ""),
+        f"engine {boot.backend}{where.get(boot.backend, '')}",
         directory=boot.model_directory,
         slots=boot.limits.slots,
         blocks=boot.limits.blocks,
         block_tokens=boot.limits.block_tokens,
         position_ceiling=boot.limits.position_ceiling,
     )
-    if plan is not None:
+    if not boot.text:
+        _log.warning("no tokenizer: only token ids are served, on /v1/completions")
+    if plan is not None and room is not None:
         items = ", ".join(f"{item.name} {item.bytes / MIB:.0f}" for item in plan.items)
         sizes = {item.name: item.bytes for item in plan.items}
-        line = Line(f"memory plan: {plan.total / MIB:.0f} MiB ({items})", {"items": sizes})
-        log.log_line(_log, line.text, line.fields)
+        free = f"{room.free_bytes / MIB:.0f} MiB free {room.name}"
+        text = f"memory plan: {plan.total / MIB:.0f} MiB of {free} ({items})"
+        log.log_line(_log, text, {"items": sizes, "free_bytes": room.free_bytes})
         for note in plan.notes:
             _log.info("%s", note)
 

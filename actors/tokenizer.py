@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+from actors.boot import Boot
 from actors.channel import Arrays
 from actors.context import Context
 from actors.messages.http_tokenizer import Forget, Prepare
@@ -14,13 +16,16 @@ from actors.messages.sampler_tokenizer import Committed
 from actors.messages.tokenizer_http import Deltas, Prepared, Rejected
 from actors.messages.tokenizer_scheduler import Arrive, Stopped
 from actors.role import Role
+from dgpp.checkpoint.json_file import read_json
 from dgpp.sched.admission import request_of
 from dgpp.serve.errors import ApiError
 from dgpp.serve.served import ServedModel
 from dgpp.serve.submission import Submission, submission
 from dgpp.text.codec import TextCodec
 from dgpp.text.delta import Delta
+from dgpp.text.ids import IdCodec
 from dgpp.text.output import OutputStream
+from dgpp.text.tokenizer import stop_ids
 
 HTTP = "tokenizer>http"
 SCHEDULER = "tokenizer>scheduler"
@@ -37,7 +42,6 @@ class TokenizerActor(Role):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         boot = self.boot
-        self._directory = boot.model_directory
         self._model: ServedModel = boot.served
         self._codec: TextCodec | None = None
         self._threads = ThreadPoolExecutor(INGRESS_THREADS, thread_name_prefix="ingress")
@@ -46,7 +50,7 @@ class TokenizerActor(Role):
 
     async def start(self) -> None:
         with self.context.loading("the tokenizer"):
-            self._codec = await self.context.run_blocking(TextCodec.load, self._directory)
+            self._codec = await self.context.run_blocking(load_codec, self.boot)
 
     async def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -121,3 +125,10 @@ class TokenizerActor(Role):
         self._preparing.discard(request)
         for choice in [c for c in self._outputs if request_of(c) == request]:
             del self._outputs[choice]
+
+
+def load_codec(boot: Boot) -> TextCodec:
+    """The model's tokenizer and template, or what stands in for them."""
+    if boot.text:
+        return TextCodec.load(boot.model_directory)
+    return IdCodec(boot.limits.vocab_size, stop_ids(read_json(Path(boot.config_path))))

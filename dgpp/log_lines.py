@@ -69,6 +69,9 @@ def startup_lines(settings: Settings, version: str) -> list[Line]:
             },
         ),
     ]
+    if engine.load == "dummy":
+        text = "engine.load dummy: random weights in the checkpoint's form, answers mean nothing"
+        lines.append(Line(text, {"load": "dummy"}, logging.WARNING))
     bound = settings.http.bind_host
     if not IPv4Address(bound).is_loopback:
         text = f"http.bind_host {bound}: beyond this host, anyone who reaches it needs no key"

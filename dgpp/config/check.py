@@ -55,6 +55,8 @@ def expected(field: Field) -> str:
             words = "one of " + ", ".join(field.choices)
         case Kind.STRINGS:
             words = field.key.expected or "a list of strings"
+        case Kind.INTEGERS:
+            words = "a list of integers" + number_range(field)
         case Kind.MAPS:
             words = field.key.expected or "a list of objects with string values"
         case Kind.OBJECT | Kind.SECTION:
@@ -170,6 +172,13 @@ def _strings(field: Field, raw: object) -> tuple[str, ...] | None:
     return tuple(items)
 
 
+def _integers(field: Field, raw: object) -> tuple[int, ...] | None:
+    if not isinstance(raw, list | tuple):
+        return None
+    items = [_integer(field, item) for item in raw]
+    return None if None in items else tuple(item for item in items if item is not None)
+
+
 def _maps(_field: Field, raw: object) -> tuple[dict[str, str], ...] | None:
     if not isinstance(raw, list | tuple):
         return None
@@ -190,6 +199,7 @@ _CHECKS: dict[Kind, Callable[[Field, Any], Any]] = {
     Kind.STRING: _string,
     Kind.CHOICE: _choice,
     Kind.STRINGS: _strings,
+    Kind.INTEGERS: _integers,
     Kind.MAPS: _maps,
     Kind.OBJECT: _object,
 }

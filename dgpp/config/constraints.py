@@ -18,6 +18,7 @@ def check_constraints(settings: Settings, reader: Reader) -> None:
     _check_world(settings, reader)
     _check_ports(settings, reader)
     _check_backend(settings.engine, reader)
+    _check_devices(settings, reader)
     _check_drafts(settings.engine, reader)
     _check_prefill(settings.engine, reader)
     _check_template(settings.engine, reader)
@@ -72,6 +73,7 @@ def _check_template(engine: EngineSettings, reader: Reader) -> None:
 def _check_backend(engine: EngineSettings, reader: Reader) -> None:
     scripted = engine.backend == "scripted"
     _needs(not scripted or not engine.threads, reader, "threads", "backend cpu")
+    _needs(not scripted or engine.load == "checkpoint", reader, "load", "backend cpu or cuda")
     _needs(scripted or not engine.script, reader, "script", "backend scripted")
     _needs(scripted or not engine.step_ms, reader, "step_ms", "backend scripted")
     if engine.graph_batch_min_live > engine.max_concurrency:
@@ -83,6 +85,19 @@ def _check_backend(engine: EngineSettings, reader: Reader) -> None:
     fp8 = engine.dense_weights == "fp8"
     _needs(fp8 or engine.fp8_head != "mma", reader, "fp8_head", "dense_weights fp8")
     _needs(fp8 or not engine.prefill_fp8_gemm, reader, "prefill_fp8_gemm", "dense_weights fp8")
+
+
+def _check_devices(settings: Settings, reader: Reader) -> None:
+    devices, key = settings.engine.devices, "engine.devices"
+    if not devices:
+        return
+    if len(devices) != settings.world_size:
+        reader.fail(key, f"expected one for each rank, {len(devices)} for {settings.world_size}")
+    taken: dict[tuple[str, int], int] = {}
+    for rank, place in enumerate(zip(settings.nodes, devices, strict=True)):
+        if place in taken:
+            reader.fail(key, f"ranks {taken[place]} and {rank} share device {place[1]}")
+        taken[place] = rank
 
 
 def _check_drafts(engine: EngineSettings, reader: Reader) -> None:

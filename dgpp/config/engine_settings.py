@@ -95,8 +95,18 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     load: Annotated[
         Literal["checkpoint", "dummy"],
-        _Backend("dummy: seeded random weights from config.json alone", now=LATER),
+        _Backend("dummy: seeded random weights from config.json alone, for measuring"),
     ] = "checkpoint"
+    devices: Annotated[
+        tuple[int, ...],
+        _Backend(
+            "CUDA device of each rank; empty: a rank's number on its host",
+            0,
+            255,
+            flag="",
+            shared=False,
+        ),
+    ] = ()
     script: Annotated[str, _Backend("JSON lines that the scripted engine plays")] = ""
     step_ms: Annotated[
         float, _Backend("pace of the scripted engine", 0, 60_000, unit="ms per step")

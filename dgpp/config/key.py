@@ -17,11 +17,11 @@ import msgspec
 class Key(msgspec.Struct, frozen=True):
     """Metadata of a key: `Annotated[int, Key("what it bounds", 1, 16, unit="tokens")]`.
 
-    `low` and `high` are inclusive bounds, `above` an exclusive lower one; `also` lists numbers
-    allowed outside them. `valid` and `expected` restrict a string. `now` lists the values that are
-    served today beside the default (None: all of them). `entries` lists what an object may hold,
-    each name with its values. `flag` replaces the derived flag name, "" means none. Keys with
-    `shared` False stay out of the digest that ranks compare.
+    `low` and `high` are inclusive bounds (of each entry of a list), `above` an exclusive lower one;
+    `also` lists numbers allowed outside them. `valid` and `expected` restrict a string. `now` lists
+    the values that are served today beside the default (None: all of them). `entries` lists what
+    an object may hold, each name with its values. `flag` replaces the derived flag name, "" means
+    none. Keys with `shared` False stay out of the digest that ranks compare.
     """
 
     doc: str
@@ -52,6 +52,7 @@ class Kind(enum.Enum):
     STRING = "string"
     CHOICE = "choice"
     STRINGS = "list of strings"
+    INTEGERS = "list of integers"
     MAPS = "list of string maps"
     OBJECT = "object"
     SECTION = "section"
@@ -85,6 +86,7 @@ _SCALARS = {
     float: Kind.NUMBER,
     str: Kind.STRING,
     tuple[str, ...]: Kind.STRINGS,
+    tuple[int, ...]: Kind.INTEGERS,
     tuple[dict[str, str], ...]: Kind.MAPS,
     dict[str, Any]: Kind.OBJECT,
     dict[str, bool | str]: Kind.OBJECT,

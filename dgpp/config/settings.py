@@ -191,3 +191,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     nvme_cache: Annotated[NvmeCacheSettings, Key("disk tier")] = NvmeCacheSettings()
     paths: Annotated[PathSettings, Key("directories")] = PathSettings()
     sampling: Annotated[SamplingSettings, Key("sampling defaults")] = SamplingSettings()
+
+    def device(self, rank: int) -> int:
+        """The CUDA device of a rank: as told, else how many ranks of its host stand before it."""
+        if self.engine.devices:
+            return self.engine.devices[rank]
+        return self.nodes[:rank].count(self.nodes[rank])

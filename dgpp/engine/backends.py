@@ -22,32 +22,33 @@ def _named(call: Callable[[], T]) -> T:
         raise ConfigError(message) from error
 
 
-def cuda_device() -> Device:
+def cuda_device(index: int) -> Device:
     """The GPU as another process found it. Raises ConfigError with the remedy."""
     from kernels_numba.gpu.probe import ask_device
 
-    return _named(ask_device)
+    return _named(lambda: ask_device(index))
 
 
-def choose_backend(wanted: str) -> tuple[str, Device | None]:
-    """(backend, its device): `auto` takes the GPU where one can be used, else the CPU.
+def choose_backend(wanted: str, device: int = 0) -> tuple[str, Device | None]:
+    """(backend, its device): `auto` takes GPU `device` where it can be used, else the CPU.
 
     Raises ConfigError where `cuda` is asked for and cannot be had.
     """
     if wanted == "cuda":
-        return "cuda", cuda_device()
+        return "cuda", cuda_device(device)
     if wanted != "auto":
         return wanted, None
     if not installed():
         return "cpu", None
     try:
-        return "cuda", cuda_device()
+        return "cuda", cuda_device(device)
     except ConfigError:
         return "cpu", None
 
 
-def make_backend(name: str, capacity: int, threads: int) -> Backend:
-    """The backend `name` for steps of up to `capacity` rows. Raises ConfigError."""
+def make_backend(name: str, capacity: int, threads: int, device: int = 0) -> Backend:
+    """The backend `name` for steps of up to `capacity` rows, on CUDA device `device` where it is
+    cuda. Raises ConfigError."""
     if name == "cpu":
         from kernels_numba.cpu.backend import CpuBackend
 
@@ -55,5 +56,5 @@ def make_backend(name: str, capacity: int, threads: int) -> Backend:
     if name == "cuda":
         from kernels_numba.gpu.backend import CudaBackend
 
-        return _named(lambda: CudaBackend(capacity))
+        return _named(lambda: CudaBackend(capacity, device))
     raise ConfigError(f"engine.backend: {name} is not a backend of the model engine")

@@ -48,7 +48,7 @@ class ModelEngine:
     """Implements `dgpp.engine.base.Engine` with a checkpoint's weights on the backend `backend`.
 
     Loading binds every tensor before it reads one: CheckpointError names what does not fit.
-    `threads` are the CPU backend's.
+    `threads` are the CPU backend's, `device` is the CUDA backend's.
     `drafts` loads the draft layers too (their numbers can be checked; they do not serve yet).
     `observer`, when set, sees each layer of every forward.
     """
@@ -61,12 +61,13 @@ class ModelEngine:
         *,
         drafts: bool = False,
         backend: str = "cpu",
+        device: int = 0,
     ) -> None:
         if isinstance(checkpoint, Path):
             checkpoint = Checkpoint(checkpoint)
         self.limits = limits
         self.observer: Observer | None = None
-        self.backend: Backend = make_backend(backend, row_capacity(limits), threads)
+        self.backend: Backend = make_backend(backend, row_capacity(limits), threads, device)
         self.model = _load(checkpoint, self.backend, drafts=drafts)
         planes = [
             self.backend.plane(limits.blocks, limits.block_tokens, p.kv_heads, p.head_dim)

@@ -29,7 +29,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `kv_capacity` tokens in all slots together, rounded up to blocks. `max_positions` bounds one
     request; 0 takes what the model and the capacity allow. `drafts` loads draft layers. `backend`
-    decides what a cached value takes.
+    decides what a cached value takes. `unified`: the device's memory is the host's.
     """
 
     slots: int = 8
@@ -39,6 +39,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str = "bf16"
     drafts: bool = False
     backend: str = "cpu"
+    unified: bool = False
 
 
 class MemoryItem(msgspec.Struct, frozen=True):
@@ -71,6 +72,12 @@ def _read_bytes(weights: dict[str, int], config: Any) -> int:
         read["experts"] = int(read["experts"] * share)
     read.pop("draft", None)
     return sum(read.values())
+
+
+def _runtime(settings: MemorySettings) -> int:
+    if settings.backend != "cuda":
+        return RUNTIME
+    return CUDA_RUNTIME + (RUNTIME if settings.unified else 0)
 
 
 def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1) -> MemoryPlan:
@@ -107,7 +114,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         "rotary table": 4 * ceiling * parsed.rotated,
         "logits": 8 * settings.slots * parsed.vocab_size,
         "penalties and bias": 8 * settings.slots * parsed.vocab_size,
-        "runtime": CUDA_RUNTIME if cuda else RUNTIME,
+        "runtime": _runtime(settings),
     }
     items = [MemoryItem(name, size) for name, size in sizes.items()]
     items.sort(key=lambda item: (-item.bytes, item.name))
@@ -124,9 +131,11 @@ def row_capacity(limits: EngineLimits) -> int:
     return limits.chunk_limit + limits.slots * (1 + limits.max_drafts)
 
 
-def require_fit(plan: MemoryPlan, free_bytes: int, headroom: int = HEADROOM) -> None:
-    """Raises MemoryPlanError when plan + headroom exceed `free_bytes`, naming the largest items
-    and the largest kv_capacity that fits."""
+def require_fit(
+    plan: MemoryPlan, free_bytes: int, place: str = "here", headroom: int = HEADROOM
+) -> None:
+    """Raises MemoryPlanError when plan + headroom exceed the `free_bytes` at `place`, naming the
+    largest items and the largest kv_capacity that fits."""
     if plan.total + headroom <= free_bytes:
         return
     block_bytes = plan.token_bytes * plan.limits.block_tokens
@@ -140,6 +149,6 @@ def require_fit(plan: MemoryPlan, free_bytes: int, headroom: int = HEADROOM) -> 
     )
     message = (
         f"memory plan: {plan.total // MIB} MiB and {headroom // MIB} MiB of headroom exceed the "
-        f"{free_bytes // MIB} MiB that are free; largest: {largest}; {remedy}"
+        f"{free_bytes // MIB} MiB that are free {place}; largest: {largest}; {remedy}"
     )
     raise MemoryPlanError(message)

@@ -10,7 +10,7 @@ from dgpp.serve.errors import invalid, prompt_refused
 from dgpp.serve.request import GenerationRequest, choice_seed
 from dgpp.serve.served import ServedModel
 from dgpp.text.codec import TextCodec
-from dgpp.text.errors import PromptTooLongError, TemplateError, TokenRangeError
+from dgpp.text.errors import NoTokenizerError, PromptTooLongError, TemplateError, TokenRangeError
 
 
 class Submission(NamedTuple):
@@ -60,6 +60,7 @@ def _prompts(
     request: GenerationRequest, codec: TextCodec, model: ServedModel, now: float
 ) -> list[bytes]:
     most = model.request_limit
+    param = "messages" if request.kind == "chat" else "prompt"
     try:
         if request.kind == "chat":
             kwargs = request.template_kwargs
@@ -67,8 +68,9 @@ def _prompts(
         texts = [pack_ids(codec.prompt(text, most=most)) for text in request.prompts]
     except TemplateError as error:
         raise prompt_refused(error, "messages") from error
+    except NoTokenizerError as error:
+        raise prompt_refused(error, param) from error
     except PromptTooLongError as error:
-        param = "messages" if request.kind == "chat" else "prompt"
         message = f"{error}, the limit is {most} with the answer"
         raise invalid(message, param, "context_length_exceeded") from error
     for packed in request.prompt_ids:

@@ -13,6 +13,13 @@ class TemplateError(DgppError):
     """A conversation cannot be rendered: the template refused it or exceeded its bounds."""
 
 
+class NoTokenizerError(DgppError):
+    """The model has no tokenizer: only token ids can be served."""
+
+    def __init__(self) -> None:
+        super().__init__("this model has no tokenizer: send token ids to /v1/completions")
+
+
 class TokenRangeError(DgppError):
     """A token id lies outside the model's vocabulary."""
 

@@ -71,7 +71,7 @@ class Tokenizer:
         settings = read_object(folder / "tokenizer_config.json") or {}
         tokenizer.named = _named_tokens(settings)
         generation = read_object(folder / "generation_config.json") or {}
-        stops = {*_ids(generation), *_ids(model), *_ids(text_model)}
+        stops = stop_ids(model, generation)
         eos = tokenizer.named.get("eos_token")
         if eos is not None and (found := tokenizer.token_id(eos)) is not None:
             stops.add(found)
@@ -191,6 +191,12 @@ def _named_tokens(settings: dict[str, Any]) -> dict[str, str]:
         if key.endswith("_token") and isinstance(text, str):
             named[key] = text
     return named
+
+
+def stop_ids(*settings: dict[str, Any]) -> set[int]:
+    """What config.json, its text part and generation_config.json call end tokens."""
+    parts = [part for one in settings for part in (one, one.get("text_config") or {})]
+    return {token for part in parts for token in _ids(part)}
 
 
 def _ids(settings: dict[str, Any]) -> list[int]:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[3]
 ELSEWHERE = {
     "ports.http": "always equals http.port; a file or flag that says otherwise is refused",
     "world_size": "refused above 1",
+    "engine.devices": "Settings.device tells each rank its own",
     "engine.prefix_cache_gib": "0 or the default; start-up says that there is no cache yet",
     "sampling.temperature": "launch lays all of `sampling` but the seed over the model's defaults",
     "sampling.top_p": "the same",

@@ -41,7 +41,7 @@ ENGINE_DEFAULTS = json.loads(
     "placement": "processes", "collective": "auto", "tool_args": "incremental",
     "drain_timeout_s": 30, "prefix_close": true, "cluster_token_file": ""
 }"""
-)
+) | {"devices": ()}
 
 
 @pytest.mark.parametrize("name", ENGINE_DEFAULTS)

@@ -64,7 +64,7 @@ def test_auto_takes_the_device_that_answers(monkeypatch: pytest.MonkeyPatch) -> 
     fields = {name: getattr(GPU, name) for name in Device.__slots__}
     answering(monkeypatch, b"a library says hello\n" + json.dumps(fields).encode() + b"\n")
     assert choose_backend("auto") == ("cuda", GPU)
-    assert choose_backend("cuda") == ("cuda", GPU)
+    assert choose_backend("cuda", 1) == ("cuda", GPU)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,18 @@ def test_a_probe_that_fails_is_named(
     with pytest.raises(ConfigError, match=said):
         choose_backend("cuda")
     assert choose_backend("auto") == ("cpu", None)
+
+
+def test_the_wanted_device_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    answering(monkeypatch, b"")
+    ended = SimpleNamespace(stdout=b'{"error": "busy"}', stderr=b"", returncode=0)
+    monkeypatch.setattr(
+        probe.subprocess, "run", lambda command, **_: asked.append(command) or ended
+    )
+    with pytest.raises(ConfigError, match="engine.backend cuda: busy"):
+        choose_backend("cuda", 3)
+    assert asked[0][1:] == ["-m", "kernels_numba.gpu.probe", "3"]
 
 
 def test_a_driver_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
