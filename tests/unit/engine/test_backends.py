@@ -91,7 +91,7 @@ def test_the_wanted_device_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         probe.subprocess, "run", lambda command, **_: asked.append(command) or ended
     )
-    with pytest.raises(ConfigError, match="engine.backend cuda: busy"):
+    with pytest.raises(ConfigError, match=r"engine\.backend cuda: busy"):
         choose_backend("cuda", 3)
     assert asked[0][1:] == ["-m", "kernels_numba.gpu.probe", "3"]
 
