@@ -25,7 +25,7 @@ Tensor: TypeAlias = Any
 Matrix: TypeAlias = Any
 """Weights [N, K] in checkpoint form; one or several parts stacked along N."""
 Plane: TypeAlias = Any
-"""Keys and values of one layer: pool of blocks × heads × block_tokens × head_dim."""
+"""Keys and values of one layer: pool of blocks × heads × block_tokens × head_dim. A Store."""
 Logits: TypeAlias = Any
 """float32 [rows, V], where the backend computes."""
 
@@ -164,6 +164,25 @@ class Picker(Protocol):
         """Host float32 [len(rows), V]: rows as the last `pick` saw them."""
 
 
+class Store(Protocol):
+    """Numbered entries of equal size: the blocks of a cache plane, or what each request keeps of
+    its own. Copies happen in the order of the calls, with the operations among them."""
+
+    entry_bytes: int
+
+    def copy(self, source: Any, index: int, to: int) -> None:
+        """Entry `to` = entry `index` of `source`, a store of the same shape."""
+
+    def clear(self, index: int) -> None:
+        """Entry `index` = 0."""
+
+    def read(self, index: int, out: memoryview) -> None:
+        """The bytes of entry `index` to `out` on the host, `entry_bytes` long; waits for them."""
+
+    def write(self, index: int, data: memoryview) -> None:
+        """Entry `index` = what `read` gave."""
+
+
 class Backend(Protocol):
     """Named operations over the rows of a step. Made once per engine, called from one thread."""
 
@@ -199,6 +218,9 @@ class Backend(Protocol):
 
     def plane(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> Plane:
         """An empty pool of key and value rows for one layer."""
+
+    def store(self, entries: int, rows: int, width: int, *, wide: bool = False) -> Any:
+        """An empty Store of `entries` × `rows` × `width` values, zero at first; `wide` as above."""
 
     def routes(self, top: int) -> Routes:
         """Room for the expert choices of a step."""

@@ -24,6 +24,7 @@ from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import Open, Plan
+from dgpp.state.pools import StatePools
 from kernels_numba.backend import Backend
 
 I32Array = npt.NDArray[np.int32]
@@ -69,11 +70,14 @@ class ModelEngine:
         self.observer: Observer | None = None
         self.backend: Backend = make_backend(backend, row_capacity(limits), threads, device)
         self.model = _load(checkpoint, self.backend, drafts=drafts)
-        planes = [
-            self.backend.plane(limits.blocks, limits.block_tokens, p.kv_heads, p.head_dim)
-            for p in self.model.state.planes
-        ]
-        self.model.prepare(self.backend, planes, limits.position_ceiling)
+        self.pools = StatePools(
+            self.model.state,
+            self.backend,
+            slots=limits.slots,
+            blocks=limits.blocks,
+            block_tokens=limits.block_tokens,
+        )
+        self.model.prepare(self.backend, self.pools, limits.position_ceiling)
         width = -(-limits.position_ceiling // limits.block_tokens)
         self.rows = self.backend.rows(limits.slots, width)
         self._slots: list[_Slot | None] = [None] * limits.slots

@@ -106,10 +106,13 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     )
     capacity = row_capacity(limits)
     cuda = settings.backend == "cuda"
-    token_bytes = model.state.token_bytes(CUDA_CACHE if cuda else CPU_CACHE)
+    form = CUDA_CACHE if cuda else CPU_CACHE
+    block_bytes = model.state.block_bytes(form, BLOCK_TOKENS)
+    snapshot_bytes = model.state.snapshot_bytes(form)
     sizes = {
         **{f"weights: {name}": size for name, size in source.items.items()},
-        "kv cache": token_bytes * blocks * BLOCK_TOKENS,
+        "kv cache": block_bytes * blocks,
+        **({"request state": snapshot_bytes * settings.slots} if snapshot_bytes else {}),
         "activations": model.workspace.row_bytes() * capacity,
         "rotary table": 4 * ceiling * parsed.rotated,
         "logits": 8 * settings.slots * parsed.vocab_size,
@@ -122,7 +125,11 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     if not cuda:
         notes = [f"kv_dtype {settings.kv_dtype}: the CPU backend stores float32 rows"]
     return MemoryPlan(
-        tuple(items), limits, token_bytes, _read_bytes(source.items, parsed), tuple(notes)
+        tuple(items),
+        limits,
+        -(-block_bytes // BLOCK_TOKENS),
+        _read_bytes(source.items, parsed),
+        tuple(notes),
     )
 
 

@@ -12,7 +12,8 @@ from dgpp.models.glm4_moe.model import Glm4MoeModel
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
 from dgpp.state.declaration import StateDeclaration
-from kernels_numba.backend import Backend, Logits, Plane, Rows, Tensor
+from dgpp.state.pools import StatePools
+from kernels_numba.backend import Backend, Logits, Rows, Tensor
 
 
 class FamilyConfig(Protocol):
@@ -41,8 +42,8 @@ class Model(Protocol):
     def drafts(self) -> Sequence[Draft]:
         """The draft levels that were loaded."""
 
-    def prepare(self, backend: Backend, planes: Sequence[Plane], positions: int) -> None:
-        """Allocate activations and tables; `planes` follow `state.planes`."""
+    def prepare(self, backend: Backend, pools: StatePools, positions: int) -> None:
+        """Allocate activations and tables; `pools` holds what `state` declares."""
 
     def forward(self, rows: Rows, observer: Observer | None = None) -> None:
         """Run the rows of a step."""

@@ -7,12 +7,20 @@ import msgspec
 from kernels_numba.gpu.source import HEAD_STEP
 from kernels_numba.weights import VECTOR
 
+WIDE_BYTES = 4
+"""A value of state that keeps sums: float32 on every backend."""
+
 
 class CacheForm(msgspec.Struct, frozen=True):
-    """How a backend keeps cached rows: bytes of a value, and what heads are padded to."""
+    """How a backend keeps cached rows: bytes of a value, and what rows are padded to."""
 
     value_bytes: int
     padding: int
+
+    def row_bytes(self, width: int, *, wide: bool = False) -> int:
+        """Bytes of a row of `width` values; rows are padded to what kernels read at once."""
+        padded = -(-width // self.padding) * self.padding
+        return padded * (WIDE_BYTES if wide else self.value_bytes)
 
 
 CPU_CACHE = CacheForm(4, VECTOR)
@@ -27,16 +35,78 @@ class PagedPlane(msgspec.Struct, frozen=True):
     kv_heads: int
     head_dim: int
 
-    def token_bytes(self, form: CacheForm) -> int:
-        """Bytes per token; heads are padded to what kernels read at once."""
-        padded = -(-self.head_dim // form.padding) * form.padding
-        return 2 * self.kv_heads * padded * form.value_bytes
+    def block_bytes(self, form: CacheForm, block_tokens: int) -> int:
+        return 2 * self.kv_heads * block_tokens * form.row_bytes(self.head_dim)
+
+
+class PagedRows(msgspec.Struct, frozen=True):
+    """One row of `width` values per `every` tokens, in blocks: latents, index keys.
+
+    `every` divides the tokens of a block, so that a block holds whole rows.
+    """
+
+    name: str
+    width: int
+    every: int = 1
+
+    def rows(self, block_tokens: int) -> int:
+        """Rows per block."""
+        return block_tokens // self.every
+
+    def block_bytes(self, form: CacheForm, block_tokens: int) -> int:
+        return self.rows(block_tokens) * form.row_bytes(self.width)
+
+
+class Ring(msgspec.Struct, frozen=True):
+    """The rows of a request's last `rows` positions, position p in row p mod `rows`.
+
+    A window that speculation may overrun declares that many rows more.
+    """
+
+    name: str
+    rows: int
+    width: int
+    wide: bool = False
+
+    def entry_bytes(self, form: CacheForm) -> int:
+        return self.rows * form.row_bytes(self.width, wide=self.wide)
+
+
+class FixedState(msgspec.Struct, frozen=True):
+    """`rows` rows of `width` values per request: recurrent and convolution state. Zero at first."""
+
+    name: str
+    rows: int
+    width: int
+    wide: bool = True
+
+    def entry_bytes(self, form: CacheForm) -> int:
+        return self.rows * form.row_bytes(self.width, wide=self.wide)
 
 
 class StateDeclaration(msgspec.Struct, frozen=True):
-    """All state of a model."""
+    """All state of a model.
+
+    What is paged lies in blocks that requests share; a snapshot of it is a reference. Rings and
+    fixed state belong to one request; a snapshot of them is a copy of `snapshot_bytes`.
+    """
 
     planes: tuple[PagedPlane, ...]
+    paged: tuple[PagedRows, ...] = ()
+    rings: tuple[Ring, ...] = ()
+    fixed: tuple[FixedState, ...] = ()
 
-    def token_bytes(self, form: CacheForm) -> int:
-        return sum(plane.token_bytes(form) for plane in self.planes)
+    @property
+    def paged_only(self) -> bool:
+        """Whether blocks are all there is, so that any cut of a prefix can be shared."""
+        return not (self.rings or self.fixed)
+
+    def block_bytes(self, form: CacheForm, block_tokens: int) -> int:
+        """Bytes of one block over all layers."""
+        parts: tuple[PagedPlane | PagedRows, ...] = (*self.planes, *self.paged)
+        return sum(part.block_bytes(form, block_tokens) for part in parts)
+
+    def snapshot_bytes(self, form: CacheForm) -> int:
+        """Bytes per request of what is not paged, which are also those of a snapshot."""
+        parts: tuple[Ring | FixedState, ...] = (*self.rings, *self.fixed)
+        return sum(part.entry_bytes(form) for part in parts)

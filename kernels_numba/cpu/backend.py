@@ -25,6 +25,7 @@ from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import Block, allocate
 from kernels_numba.cpu.norm import rms_rows
 from kernels_numba.cpu.picker import CpuPicker
+from kernels_numba.cpu.store import CpuEntries, CpuStore
 from kernels_numba.jit import config, set_num_threads, threading_layer
 from kernels_numba.weights import VECTOR, Form, Part, dummy_part
 
@@ -38,7 +39,7 @@ def padded(width: int) -> int:
     return -(-width // VECTOR) * VECTOR
 
 
-class CpuPlane:
+class CpuPlane(CpuEntries):
     """Keys and values of one layer, float32 [blocks, kv_heads, block_tokens, padded head_dim]."""
 
     def __init__(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> None:
@@ -50,6 +51,7 @@ class CpuPlane:
         self.keys = allocate(shape, np.float32)
         self.values = allocate(shape, np.float32)
         self.addresses = (int(self.keys.ctypes.data), int(self.values.ctypes.data))
+        super().__init__(self.keys, self.values)
 
 
 class _RowHandle:
@@ -143,6 +145,9 @@ class CpuBackend:
 
     def plane(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> CpuPlane:
         return CpuPlane(blocks, block_tokens, kv_heads, head_dim)
+
+    def store(self, entries: int, rows: int, width: int, *, wide: bool = False) -> CpuStore:
+        return CpuStore(entries, rows, width, padded(width))
 
     def routes(self, top: int) -> Routes:
         routes = Routes(self.capacity, top)

@@ -30,7 +30,8 @@ from kernels_numba.gpu.memory import CudaMatrix, CudaTensor, CudaVector, Staging
 from kernels_numba.gpu.picker import CudaPicker
 from kernels_numba.gpu.plane import CudaPlane
 from kernels_numba.gpu.project import Project
-from kernels_numba.gpu.source import ROTARY, ROWS, shared_units
+from kernels_numba.gpu.source import ROTARY, ROWS, padded_head, shared_units
+from kernels_numba.gpu.store import CudaStore
 from kernels_numba.weights import Form, Part
 
 THREADS = 256
@@ -140,8 +141,15 @@ class CudaBackend:
     def plane(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> CudaPlane:
         self._enter()
         plane = CudaPlane(blocks, block_tokens, kv_heads, head_dim)
+        plane.enter = self._enter
         self._kernels.prepare([plane.unit])
         return plane
+
+    def store(self, entries: int, rows: int, width: int, *, wide: bool = False) -> CudaStore:
+        self._enter()
+        store = CudaStore(entries, rows, width, padded_head(width), wide=wide)
+        store.enter = self._enter
+        return store
 
     def routes(self, top: int) -> Routes:
         self._enter()

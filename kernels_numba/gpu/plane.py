@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.source import Unit, attention_unit, padded_head
+from kernels_numba.gpu.store import CudaEntries
 
 SPAN = 128
 """Keys per span; the kernels' own constant."""
 TILE_HEADS = 16
 
 
-class CudaPlane:
+class CudaPlane(CudaEntries):
     """Keys and values, bf16 [blocks, kv_heads, block_tokens, head_dim padded to 32]."""
 
     def __init__(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> None:
@@ -25,6 +26,7 @@ class CudaPlane:
         self.keys = cupy.zeros(shape, cupy.uint16)
         self.values = cupy.zeros(shape, cupy.uint16)
         self.addresses = (int(self.keys.data.ptr), int(self.values.data.ptr))
+        super().__init__(self.keys, self.values)
 
     @property
     def span_bytes(self) -> int:

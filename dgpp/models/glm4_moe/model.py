@@ -12,7 +12,8 @@ from dgpp.models.layers.workspace import Workspace
 from dgpp.models.observer import Observer
 from dgpp.models.sources import Linear, WeightSource
 from dgpp.state.declaration import StateDeclaration
-from kernels_numba.backend import Backend, Logits, Norm, Plane, Rows, Tensor
+from dgpp.state.pools import StatePools
+from kernels_numba.backend import Backend, Logits, Norm, Rows, Tensor
 
 
 class Glm4MoeModel:
@@ -44,16 +45,16 @@ class Glm4MoeModel:
         )
         self.workspace = workspace_shape(config, drafts=bool(self.drafts))
 
-    def prepare(self, backend: Backend, planes: Sequence[Plane], positions: int) -> None:
-        """Allocate activations and tables; `planes` follow `state.planes`."""
+    def prepare(self, backend: Backend, pools: StatePools, positions: int) -> None:
+        """Allocate activations and tables; `pools` holds what `state` declares."""
         config = self._config
         self._ops = backend
         self._norm = Norm(self._norm_weight, config.rms_norm_eps)
         self.work = Workspace(backend, self.workspace)
         angles = backend.rotary_table(rotary_angles(positions, config.rotated, config.rope_theta))
-        for layer, held in zip(self._layers, planes, strict=False):
+        for layer, held in zip(self._layers, pools.planes, strict=False):
             layer.prepare(angles, held)
-        for draft, held in zip(self.drafts, planes[len(self._layers) :], strict=True):
+        for draft, held in zip(self.drafts, pools.planes[len(self._layers) :], strict=True):
             draft.prepare(backend, angles, held)
 
     def forward(self, rows: Rows, observer: Observer | None = None) -> None:

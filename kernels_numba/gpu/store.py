@@ -1,0 +1,64 @@
+"""Numbered entries of device memory: cache blocks, requests' own state and its snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kernels_numba.gpu.device import load_cupy
+
+
+class CudaEntries:
+    """Entries that several arrays hold together: entry i is row i of each, C-contiguous.
+
+    Copies go to the stream that `enter` makes current, in order with the kernels there; `read`
+    waits for it.
+    """
+
+    enter: Callable[[], None] = staticmethod(lambda: None)
+
+    def __init__(self, *arrays: Any) -> None:
+        self._arrays = arrays
+        self._sizes = [int(array[0].nbytes) if len(array) else 0 for array in arrays]
+        self.entry_bytes = sum(self._sizes)
+
+    def copy(self, source: CudaEntries, index: int, to: int) -> None:
+        self.enter()
+        for mine, other in zip(self._arrays, source._arrays, strict=True):
+            mine[to] = other[index]
+
+    def clear(self, index: int) -> None:
+        self.enter()
+        for array in self._arrays:
+            array[index] = 0
+
+    def read(self, index: int, out: memoryview) -> None:
+        self.enter()
+        held = np.frombuffer(out, np.uint8)
+        at = 0
+        for array, size in zip(self._arrays, self._sizes, strict=True):
+            held[at : at + size] = array[index].get().reshape(-1).view(np.uint8)
+            at += size
+
+    def write(self, index: int, data: memoryview) -> None:
+        self.enter()
+        held = np.frombuffer(data, np.uint8)
+        at = 0
+        for array, size in zip(self._arrays, self._sizes, strict=True):
+            values = held[at : at + size].view(array.dtype).reshape(array.shape[1:])
+            array[index].set(np.ascontiguousarray(values))
+            at += size
+
+
+class CudaStore(CudaEntries):
+    """[entries, rows, padded width]: float32 where `wide`, else bf16 bits."""
+
+    def __init__(self, entries: int, rows: int, width: int, padded: int, *, wide: bool) -> None:
+        cupy = load_cupy()
+        kind = cupy.float32 if wide else cupy.uint16
+        self.array = cupy.zeros((entries, rows, padded), kind)
+        self.pointer = int(self.array.data.ptr)
+        self.width = width
+        super().__init__(self.array)
