@@ -27,6 +27,7 @@ def _pointer_to(element: Any) -> Any:
 
 pointer_f32 = _pointer_to(types.float32)
 pointer_i32 = _pointer_to(types.int32)
+pointer_u16 = _pointer_to(types.uint16)
 
 
 @kernel(inline=True)
@@ -39,3 +40,9 @@ def view_f32(address: int, count: int) -> Any:
 def view_i32(address: int, count: int) -> Any:
     """int32 [count] at `address`."""
     return carray(pointer_i32(address), (count,))
+
+
+@kernel(inline=True)
+def view_u16(address: int, count: int) -> Any:
+    """uint16 [count] at `address`."""
+    return carray(pointer_u16(address), (count,))

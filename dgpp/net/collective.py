@@ -1,0 +1,70 @@
+"""What ranks do together: sums, gathers and barriers, the same bits on every rank."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Protocol
+
+import msgspec
+import numpy.typing as npt
+
+from kernels_numba.backend import Backend, Tensor
+
+
+class Wire(enum.IntEnum):
+    """What a value of a sum is while it travels; sums themselves are float32. Bytes a value."""
+
+    F32 = 4
+    BF16 = 2
+
+
+class CollectiveStatistics(msgspec.Struct, frozen=True):
+    """Counts since the start. `waits` had to sleep for `waited_s` seconds in all; `late[r]` of
+    them for rank r first. A replayed graph's collectives are not among the counts."""
+
+    path: str
+    all_reduces: int
+    all_gathers: int
+    barriers: int
+    bytes: int
+    waits: int
+    waited_s: float
+    late: tuple[int, ...]
+
+
+class Collective(Protocol):
+    """The ends of one world on one rank. All ranks call the same operations in the same order.
+
+    Every operation raises a CollectiveError that names the rank at fault, within the limits of
+    the phase: loading, which ranks leave minutes apart, until `serve()`, then serving.
+    """
+
+    name: str
+    rank: int
+    world: int
+
+    def all_reduce(self, count: int, partial: Tensor, out: Tensor, *, add: bool = True) -> None:
+        """out[r] = Σ over ranks of partial[r] for the first `count` rows, added to what out[r]
+        holds when `add`. float32, ranks in order, each element by itself: the bits depend neither
+        on `count` nor on the row's place. On a device it is enqueued."""
+
+    def partial(self, backend: Backend, width: int) -> Tensor:
+        """float32 activations to be summed, where `all_reduce` reads them best."""
+
+    def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """[world, *shape]: the host array of every rank, all of one shape and dtype."""
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+
+    def serve(self) -> None:
+        """Loading is over on this rank: from now on waits have the limits of serving."""
+
+    def check(self) -> None:
+        """Raises what broke an enqueued operation; to be called when the device has answered."""
+
+    def statistics(self) -> CollectiveStatistics:
+        """What was done so far."""
+
+    def close(self) -> None:
+        """Leave the world; whoever still waits for this rank is told so."""
