@@ -22,36 +22,53 @@ class Form(enum.IntEnum):
     BF16 = 1
     NVFP4 = 2
     FP8_BLOCK = 3
+    FP8_CHANNEL = 4
+    MXFP4 = 5
+    INT4_G64 = 6
+    INT8_G64 = 7
+    INT4_G128 = 8
+    INT8_G128 = 9
 
 
 class Code(enum.Enum):
-    """One value before its scale, and its bits. e2m1 and e4m3 are the OCP formats; two codes of
-    four bits share a byte, the even element in the low half."""
+    """One value before its scale. e2m1 and e4m3 are the OCP formats, of int4 and int8 the zero is
+    in the middle: value = code − 8, code − 128. Two codes of four bits share a byte, the even
+    element in the low half."""
 
-    F32 = 32
-    BF16 = 16
-    E4M3 = 8
-    E2M1 = 4
+    F32 = "f32"
+    BF16 = "bf16"
+    E4M3 = "e4m3"
+    INT8 = "int8"
+    E2M1 = "e2m1"
+    INT4 = "int4"
+
+    @property
+    def bits(self) -> int:
+        return {"f32": 32, "bf16": 16, "e4m3": 8, "int8": 8, "e2m1": 4, "int4": 4}[self.value]
 
 
 class Scale(enum.Enum):
-    """How a scale is written where the kernels read it, in bytes."""
+    """How a scale is written: bf16 as its bits; e8m0 is 2^(code − 127), 255 NaN."""
 
     NONE = "none"
     F32 = "f32"
+    BF16 = "bf16"
+    F16 = "f16"
     E4M3 = "e4m3"
+    E8M0 = "e8m0"
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float32 if self is Scale.F32 else np.uint8)
+        return np.dtype({"f32": "f4", "bf16": "u2", "f16": "f2"}.get(self.value, "u1"))
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """value = code · scale (· factor), in float32.
 
-    `group` consecutive values of a row share a scale. With `grid` a block of rows shares its line
-    of scales; otherwise every row has its own. `factor`: one float32 per row multiplies its scales.
+    `group` consecutive values of a row share a scale, or the whole row where it is 0. With `grid` a
+    block of rows shares its line of scales; otherwise every row has its own. `factor`: one float32
+    per row multiplies its scales.
     """
 
     code: Code
@@ -60,8 +77,14 @@ class Layout:
     grid: bool = False
     factor: bool = False
 
+    def scales(self, columns: int) -> int:
+        """Scales of a row of `columns` values."""
+        if self.scale is Scale.NONE:
+            return 0
+        return -(-columns // self.group) if self.group else 1
+
     def code_bytes(self, columns: int) -> int:
-        return columns * self.code.value // 8
+        return columns * self.code.bits // 8
 
 
 FP8_GROUP = 32
@@ -74,6 +97,12 @@ LAYOUTS = {
     Form.BF16: Layout(Code.BF16),
     Form.NVFP4: Layout(Code.E2M1, Scale.E4M3, 16, factor=True),
     Form.FP8_BLOCK: Layout(Code.E4M3, Scale.F32, FP8_GROUP, grid=True),
+    Form.FP8_CHANNEL: Layout(Code.E4M3, Scale.F32),
+    Form.MXFP4: Layout(Code.E2M1, Scale.E8M0, 32),
+    Form.INT4_G64: Layout(Code.INT4, Scale.BF16, 64),
+    Form.INT8_G64: Layout(Code.INT8, Scale.BF16, 64),
+    Form.INT4_G128: Layout(Code.INT4, Scale.F16, 128),
+    Form.INT8_G128: Layout(Code.INT8, Scale.F16, 128),
 }
 
 DUMMY_DEVIATION = 0.02
@@ -86,14 +115,20 @@ VECTOR = 16
 class Part:
     """Rows of one matrix in checkpoint form; parts stacked along N make a `Matrix`.
 
-    form       data                   scale                      value
-    F32        float32 [N, K]         -                          data
-    BF16       uint16 [N, K] (bits)   -                          data
-    NVFP4      uint8 [N, K/2]         uint8 [N, K/16] (e4m3)     code · (scale · multiplier)
-    FP8_BLOCK  uint8 [N, K] (e4m3)    float32 [⌈N/R⌉, ⌈K/C⌉]     code · scale; block = (R, C)
+    form         data                   scale                      value
+    F32          float32 [N, K]         -                          data
+    BF16         uint16 [N, K] (bits)   -                          data
+    NVFP4        uint8 [N, K/2] (e2m1)  uint8 [N, K/16] (e4m3)     code · (scale · multiplier)
+    FP8_BLOCK    uint8 [N, K] (e4m3)    float32 [⌈N/R⌉, ⌈K/C⌉]     code · scale; block = (R, C)
+    FP8_CHANNEL  uint8 [N, K] (e4m3)    float32 [N, 1]             code · scale
+    MXFP4        uint8 [N, K/2] (e2m1)  uint8 [N, K/32] (e8m0)     code · scale
+    INT4_G64     uint8 [N, K/2]         uint16 [N, K/64] (bf16)    (code − 8) · scale
+    INT8_G64     uint8 [N, K]           uint16 [N, K/64] (bf16)    (code − 128) · scale
+    INT4_G128    uint8 [N, K/2]         float16 [N, K/128]         (code − 8) · scale
+    INT8_G128    uint8 [N, K]           float16 [N, K/128]         (code − 128) · scale
 
-    `block` is (128, 128) in checkpoints, (32, 32) in some; C is a multiple of 32. The codes 0x7F
-    and 0xFF (NaN), which no weight uses, read ±480.
+    `block` is (128, 128) in checkpoints, (32, 32) in some; C is a multiple of 32. The e4m3 codes
+    0x7F and 0xFF (NaN), which no weight uses, read ±480.
     """
 
     form: Form
@@ -108,21 +143,20 @@ class Part:
 
     @property
     def columns(self) -> int:
-        return int(self.data.shape[1]) * (2 if LAYOUTS[self.form].code.value == 4 else 1)
+        return int(self.data.shape[1]) * (2 if LAYOUTS[self.form].code.bits == 4 else 1)
 
     def cut_rows(self, first: int, count: int) -> Part:
         """Rows first … first + count − 1. A grid that the cut does not fit gets finer blocks, whose
         scales repeat. Raises ValueError beyond the part."""
         _require(first >= 0 and first + count <= self.rows, f"{self.rows} rows", first, count)
-        data = self.data[first : first + count]
-        if self.scale is None:
-            return replace(self, data=data)
-        if not LAYOUTS[self.form].grid:
-            return replace(self, data=data, scale=self.scale[first : first + count])
+        rows = slice(first, first + count)
+        if self.scale is None or not LAYOUTS[self.form].grid:
+            scale = None if self.scale is None else self.scale[rows]
+            return replace(self, data=self.data[rows], scale=scale)
         high, wide = self.block
         fine = math.gcd(high, first)
         lines = (first + fine * np.arange(-(-count // fine))) // high
-        return replace(self, data=data, scale=self.scale[lines], block=(fine, wide))
+        return replace(self, data=self.data[rows], scale=self.scale[lines], block=(fine, wide))
 
     def cut_columns(self, first: int, count: int) -> Part:
         """Columns first … first + count − 1; both must be whole groups of the form (ValueError),
@@ -130,13 +164,13 @@ class Part:
         _require(first >= 0 and first + count <= self.columns, f"{self.columns} columns", first,
                  count)  # fmt: skip
         layout = LAYOUTS[self.form]
-        step = max(layout.group, 1, 8 // layout.code.value)
+        step = max(layout.group, 1, 8 // layout.code.bits)
         whole = first % step == 0 and (count % step == 0 or first + count == self.columns)
         _require(whole, f"groups of {step} columns", first, count)
-        begin, end = (at * layout.code.value // (8 * self.data.itemsize)
+        begin, end = (at * layout.code.bits // (8 * self.data.itemsize)
                       for at in (first, first + count))  # fmt: skip
         data = self.data[:, begin:end]
-        if self.scale is None:
+        if self.scale is None or not layout.group:
             return replace(self, data=data)
         if not layout.grid:
             groups = slice(first // layout.group, -(-(first + count) // layout.group))
@@ -156,20 +190,41 @@ def _require(held: bool, of: str, first: int, count: int) -> None:
 def dummy_part(form: Form, rows: int, columns: int, seed: int) -> Part:
     """Seeded random values of deviation about DUMMY_DEVIATION in a checkpoint's form."""
     rng = np.random.default_rng(seed)
+    layout = LAYOUTS[form]
+    if layout.code in (Code.F32, Code.BF16):
+        values = rng.standard_normal((rows, columns), np.float32) * np.float32(DUMMY_DEVIATION)
+        if layout.code is Code.F32:
+            return Part(form, values)
+        return Part(form, (values.view(np.uint32) >> 16).astype(np.uint16))
+    data = rng.integers(0, 256, (rows, layout.code_bytes(columns)), np.uint8)
+    if layout.code is Code.E4M3:
+        # Magnitudes 1 … 1.875, either sign: no NaN, no outlier.
+        data = data & 0x87 | 0x38
+    one = np.float32(DUMMY_DEVIATION / _CODE_DEVIATION[layout.code])
     if form is Form.NVFP4:
-        data = rng.integers(0, 256, (rows, columns // 2), np.uint8)
-        scale = rng.integers(0x38, 0x40, (rows, columns // 16), np.uint8)
-        return Part(form, data, scale, DUMMY_DEVIATION / 4)
+        scale = rng.integers(0x38, 0x40, (rows, columns // layout.group), np.uint8)
+        return Part(form, data, scale, float(one) / _SCALE_DEVIATION)
+    if form is Form.FP8_CHANNEL:
+        return Part(form, data, np.full((rows, 1), one))
     if form is Form.FP8_BLOCK:
-        # Codes of magnitude 1 … 1.875, either sign.
-        data = rng.integers(0x38, 0x40, (rows, columns), np.uint8)
-        data |= rng.integers(0, 2, (rows, columns), np.uint8) << 7
-        grid = (-(-rows // 128), -(-columns // 128))
-        return Part(form, data, np.full(grid, DUMMY_DEVIATION, np.float32), block=(128, 128))
-    values = rng.standard_normal((rows, columns), np.float32) * np.float32(DUMMY_DEVIATION)
-    if form is Form.F32:
-        return Part(form, values)
-    return Part(form, (values.view(np.uint32) >> 16).astype(np.uint16))
+        block = (FP8_BLOCK_ROWS, FP8_BLOCK_ROWS)
+        grid = (-(-rows // block[0]), -(-columns // block[1]))
+        return Part(form, data, np.full(grid, one), block=block)
+    return Part(form, data, _scales_of(layout.scale, one, (rows, columns // layout.group)))
+
+
+_SCALE_DEVIATION = 1.4
+"""Of the e4m3 codes 0x38 … 0x3F, about."""
+_CODE_DEVIATION = {Code.E4M3: 1.45, Code.E2M1: 3.0, Code.INT4: 4.6, Code.INT8: 74.0}
+
+
+def _scales_of(kind: Scale, value: np.float32, shape: tuple[int, int]) -> npt.NDArray[Any]:
+    """Scales all near `value`, as `kind` writes them."""
+    if kind is Scale.E8M0:
+        return np.full(shape, round(127 + math.log2(value)), np.uint8)
+    if kind is Scale.F16:
+        return np.full(shape, value, np.float16)
+    return np.full(shape, int(value.view(np.uint32)) >> 16, np.uint16)
 
 
 def matrix_bytes(form: Form, rows: int, columns: int) -> int:
@@ -179,5 +234,5 @@ def matrix_bytes(form: Form, rows: int, columns: int) -> int:
     size = rows * layout.code_bytes(padded)
     if layout.scale is not Scale.NONE:
         lines = -(-rows // FP8_BLOCK_ROWS) if layout.grid else rows
-        size += lines * -(-padded // layout.group) * layout.scale.dtype.itemsize
+        size += lines * layout.scales(padded) * layout.scale.dtype.itemsize
     return size + 4 * rows * (layout.factor or layout.grid)

@@ -16,20 +16,37 @@ import numpy as np
 import numpy.typing as npt
 
 from dgpp.checkpoint.binding import Binding
+from dgpp.checkpoint.formats import BF16, Format
 from kernels_numba.backend import Backend, Matrix, Tensor
-from kernels_numba.weights import DUMMY_DEVIATION, Form, Part, matrix_bytes
+from kernels_numba.weights import DUMMY_DEVIATION, Part, matrix_bytes
 
 FLOATS = ("BF16", "F32")
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """One projection of the checkpoint: `name`.weight with [rows, columns] values of `form`."""
+    """One projection of the checkpoint: [rows, columns] values stored under `name` in `format`.
+
+    What is used of it: the row ranges `take` (first, count) in their order, all rows where there is
+    none, and the columns `span` (first, count), all of them where it is None.
+    """
 
     name: str
     rows: int
     columns: int
-    form: Form = Form.BF16
+    format: Format = BF16
+    take: tuple[tuple[int, int], ...] = ()
+    span: tuple[int, int] | None = None
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        return self.take or ((0, self.rows),)
+
+    @property
+    def taken(self) -> tuple[int, int]:
+        """Rows and columns that are used."""
+        columns = self.columns if self.span is None else self.span[1]
+        return sum(count for _, count in self.ranges), columns
 
 
 class WeightSource(Protocol):
@@ -62,7 +79,7 @@ class PlannedWeights:
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         for linear in linears:
-            self._add(item, matrix_bytes(linear.form, linear.rows, linear.columns))
+            self._add(item, matrix_bytes(linear.format.form, *linear.taken))
         return None
 
     def vector(self, item: str, name: str, size: int, dtypes: Sequence[str] = FLOATS) -> Tensor:
@@ -93,24 +110,21 @@ class CheckedWeights:
     def __init__(self, binding: Binding) -> None:
         self._binding = binding
 
-    def _part(self, linear: Linear) -> Part:
-        name, rows, columns = linear.name, linear.rows, linear.columns
-        take = self._binding.take
-        if linear.form is not Form.NVFP4:
-            dtype = "BF16" if linear.form is Form.BF16 else "F32"
-            return Part(linear.form, take(f"{name}.weight", (rows, columns), [dtype]))
-        data = take(f"{name}.weight", (rows, columns // 2), ["U8"])
-        scale = take(f"{name}.weight_scale", (rows, columns // 16), ["F8_E4M3"])
-        multiplier = take(f"{name}.weight_scale_2", (), ["F32"])
-        self._binding.ignore(f"{name}.input_scale")
-        return Part(linear.form, data, scale, float(multiplier))
+    def _arrays(self, linear: Linear) -> list[npt.NDArray[Any]]:
+        """The tensors that store a projection, in its format's order."""
+        for suffix in linear.format.ignored:
+            self._binding.ignore(f"{linear.name}.{suffix}")
+        return [
+            self._binding.take(f"{linear.name}.{stored.suffix}", stored.shape, stored.dtypes)
+            for stored in linear.format.tensors(linear.rows, linear.columns)
+        ]
 
     def _values(self, name: str, size: int, dtypes: Sequence[str]) -> npt.NDArray[Any]:
         return self._binding.take(name, (size,), dtypes)
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         for linear in linears:
-            self._part(linear)
+            self._arrays(linear)
         return None
 
     def vector(self, item: str, name: str, size: int, dtypes: Sequence[str] = FLOATS) -> Tensor:
@@ -137,7 +151,15 @@ class LoadedWeights(CheckedWeights):
         self._backend = backend
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
-        return self._backend.matrix([self._part(linear) for linear in linears])
+        return self._backend.matrix([part for linear in linears for part in self._parts(linear)])
+
+    def _parts(self, linear: Linear) -> list[Part]:
+        stored = linear.format.parts(linear.name, self._arrays(linear))
+        if linear.span is not None:
+            stored = [part.cut_columns(*linear.span) for part in stored]
+        if not linear.take:
+            return stored
+        return [_rows_of(stored, *piece) for piece in linear.take]
 
     def vector(self, item: str, name: str, size: int, dtypes: Sequence[str] = FLOATS) -> Tensor:
         return self._backend.vector(to_float32(self._values(name, size, dtypes)))
@@ -145,6 +167,16 @@ class LoadedWeights(CheckedWeights):
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
         parts = [to_float32(self._values(name, size, FLOATS)) for name, size in names]
         return self._backend.vector(np.concatenate(parts))
+
+
+def _rows_of(parts: Sequence[Part], first: int, count: int) -> Part:
+    """Rows first … first + count − 1 of the stacked `parts`, which lie in one of them."""
+    for part in parts:
+        if first < part.rows:
+            return part.cut_rows(first, count)
+        first -= part.rows
+    message = f"rows {first} … {first + count - 1} lie beyond the last part"
+    raise ValueError(message)
 
 
 class DummyWeights:
@@ -155,9 +187,9 @@ class DummyWeights:
         self._seeds = count(seed << 32)
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
-        rows = sum(linear.rows for linear in linears)
-        first = linears[0]
-        return self._backend.dummy(first.form, rows, first.columns, next(self._seeds))
+        rows = sum(linear.taken[0] for linear in linears)
+        form, columns = linears[0].format.form, linears[0].taken[1]
+        return self._backend.dummy(form, rows, columns, next(self._seeds))
 
     def _values(self, name: str, size: int) -> npt.NDArray[np.float32]:
         rng = np.random.default_rng(next(self._seeds))

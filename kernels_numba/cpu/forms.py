@@ -115,6 +115,17 @@ def _load_e2m1(builder: Any, row: RowPointers, k: Any) -> Any:
     return builder.fmul(builder.bitcast(signed, FloatVector), _float_lanes(0.5))
 
 
+def _load_int4(builder: Any, row: RowPointers, k: Any) -> Any:
+    code = _load_nibbles(builder, row, k)
+    return builder.sitofp(builder.sub(code, _int_lanes(8)), FloatVector)
+
+
+def _load_int8(builder: Any, row: RowPointers, k: Any) -> Any:
+    packed = load_at(builder, builder.add(row.data, k), ir.VectorType(I8, VECTOR))
+    code = builder.zext(packed, IntVector)
+    return builder.sitofp(builder.sub(code, _int_lanes(128)), FloatVector)
+
+
 # Scales -------------------------------------------------------------------------------------------
 
 
@@ -151,14 +162,41 @@ def _scale_f32(builder: Any, at: Any) -> Any:
     return load_at(builder, at, F32, 4)
 
 
+def _scale_bf16(builder: Any, at: Any) -> Any:
+    bits = builder.zext(load_at(builder, at, I16, 2), I32)
+    return builder.bitcast(builder.shl(bits, ir.Constant(I32, 16)), F32)
+
+
+def _scale_f16(builder: Any, at: Any) -> Any:
+    return builder.fpext(load_at(builder, at, F16, 2), F32)
+
+
+def _scale_e8m0(builder: Any, at: Any) -> Any:
+    """The code is the exponent of a float32, but for 0 (2^-127, a subnormal) and 255 (NaN)."""
+    code = builder.zext(load_at(builder, at, I8), I32)
+    bits = builder.shl(code, ir.Constant(I32, 23))
+    least = builder.icmp_unsigned("==", code, ir.Constant(I32, 0))
+    bits = builder.select(least, ir.Constant(I32, 0x00400000), bits)
+    nan = builder.icmp_unsigned("==", code, ir.Constant(I32, 255))
+    return builder.bitcast(builder.select(nan, ir.Constant(I32, 0x7FC00000), bits), F32)
+
+
 Reader = Callable[..., Any]
 _CODES: dict[Code, Reader] = {
     Code.F32: load_f32,
     Code.BF16: _load_bf16,
     Code.E4M3: _load_e4m3,
     Code.E2M1: _load_e2m1,
+    Code.INT4: _load_int4,
+    Code.INT8: _load_int8,
 }
-_SCALES: dict[Scale, Reader] = {Scale.F32: _scale_f32, Scale.E4M3: _scale_e4m3}
+_SCALES: dict[Scale, Reader] = {
+    Scale.F32: _scale_f32,
+    Scale.BF16: _scale_bf16,
+    Scale.F16: _scale_f16,
+    Scale.E4M3: _scale_e4m3,
+    Scale.E8M0: _scale_e8m0,
+}
 
 
 def loader(form: Form) -> Reader:
@@ -167,11 +205,13 @@ def loader(form: Form) -> Reader:
     load_codes = _CODES[layout.code]
     if layout.scale is Scale.NONE:
         return load_codes
-    load_scale, size = _SCALES[layout.scale], layout.scale.dtype.itemsize
 
     def load(builder: Any, row: RowPointers, k: Any) -> Any:
-        group = builder.udiv(k, constant(layout.group))
-        scale = load_scale(builder, builder.add(row.scale, builder.mul(group, constant(size))))
+        at = row.scale
+        if layout.group:
+            group = builder.udiv(k, constant(layout.group))
+            at = builder.add(at, builder.mul(group, constant(layout.scale.dtype.itemsize)))
+        scale = _SCALES[layout.scale](builder, at)
         if layout.factor:
             scale = builder.fmul(scale, row.factor)
         return builder.fmul(load_codes(builder, row, k), splat(builder, scale, FloatVector))

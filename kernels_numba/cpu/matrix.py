@@ -40,8 +40,7 @@ class CpuMatrix:
         self.data = allocate((self.rows, width), parts[0].data.dtype)
         scales = [self._scales(part) for part in parts]
         lines = sum(scale.shape[0] for scale in scales)
-        groups = -(-self.depth // layout.group) if layout.group else 0
-        self.scale = allocate((lines, groups), layout.scale.dtype)
+        self.scale = allocate((lines, layout.scales(self.depth)), layout.scale.dtype)
         indexed = self.rows if layout.factor or layout.grid else 0
         self.factors = allocate((indexed,), np.uint32 if layout.grid else np.float32)
         first = line = 0

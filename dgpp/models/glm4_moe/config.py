@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from dgpp.checkpoint.formats import BF16, NVFP4_MODELOPT, Format
 from dgpp.errors import CheckpointError
-from kernels_numba.weights import Form
 
 # Fields that say nothing about the arithmetic.
 IGNORED = frozenset(
@@ -71,12 +71,12 @@ class Glm4MoeConfig(msgspec.Struct, frozen=True):
         """Leading dimensions of a head that rotary embedding turns."""
         return int(self.head_dim * self.partial_rotary_factor)
 
-    def form(self, module: str) -> Form:
+    def format(self, module: str) -> Format:
         """How the checkpoint stores the matrix of `module`."""
         if self.unquantised is None:
-            return Form.BF16
+            return BF16
         left = any(fnmatch.fnmatchcase(module, pattern) for pattern in self.unquantised)
-        return Form.BF16 if left else Form.NVFP4
+        return BF16 if left else NVFP4_MODELOPT
 
 
 def _fail(field: str, what: str) -> CheckpointError:

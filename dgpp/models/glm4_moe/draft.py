@@ -27,7 +27,7 @@ class Glm4MoeDraft:
         self._output_norm = source.vector("draft", f"{prefix}.shared_head.norm.weight", hidden)
         self._merge = source.matrix(
             "draft",
-            [Linear(f"{prefix}.eh_proj", hidden, 2 * hidden, config.form(f"{prefix}.eh_proj"))],
+            [Linear(f"{prefix}.eh_proj", hidden, 2 * hidden, config.format(f"{prefix}.eh_proj"))],
         )
         self._hidden = hidden
         self._layer = Glm4MoeLayer(config, source, layer)

@@ -68,8 +68,8 @@ class Glm4MoeLayer:
 
     def __init__(self, config: Glm4MoeConfig, source: WeightSource, layer: int) -> None:
         prefix = f"model.layers.{layer}"
-        form = config.form(f"{prefix}.self_attn.q_proj")
-        self._attention = GqaAttention(source, prefix, attention_shape(config), form)
+        stored = config.format(f"{prefix}.self_attn.q_proj")
+        self._attention = GqaAttention(source, prefix, attention_shape(config), stored)
         if is_dense(config, layer):
             self._mlp: DenseMlp | SigmoidMoe = DenseMlp(
                 source,
@@ -77,11 +77,11 @@ class Glm4MoeLayer:
                 config.hidden_size,
                 config.intermediate_size,
                 config.rms_norm_eps,
-                config.form(f"{prefix}.mlp.gate_proj"),
+                config.format(f"{prefix}.mlp.gate_proj"),
             )
         else:
-            form = config.form(f"{prefix}.mlp.experts.0.gate_proj")
-            self._mlp = SigmoidMoe(source, prefix, layer, moe_shape(config), form)
+            stored = config.format(f"{prefix}.mlp.experts.0.gate_proj")
+            self._mlp = SigmoidMoe(source, prefix, layer, moe_shape(config), stored)
 
     def prepare(self, angles: Tensor, plane: Plane) -> None:
         self._attention.prepare(angles, plane)

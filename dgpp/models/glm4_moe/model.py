@@ -31,7 +31,7 @@ class Glm4MoeModel:
             self.head = self.embedding
             source.ignore("lm_head.weight")
         else:
-            head = Linear("lm_head", vocab, hidden, config.form("lm_head"))
+            head = Linear("lm_head", vocab, hidden, config.format("lm_head"))
             self.head = source.matrix("head", [head])
         extra = source if drafts else source.unloaded()
         first = config.num_hidden_layers

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dgpp.checkpoint.formats import Format
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.sources import Linear, WeightSource
 from kernels_numba.backend import Attention, Backend, Norm, Plane, Rows, Tensor
-from kernels_numba.weights import Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class GqaAttention:
     """x += o_proj(attention(norm(x))). Keys and values of every row go to the layer's plane."""
 
     def __init__(
-        self, source: WeightSource, prefix: str, shape: AttentionShape, form: Form
+        self, source: WeightSource, prefix: str, shape: AttentionShape, stored: Format
     ) -> None:
         self._shape = shape
         hidden, dim = shape.hidden, shape.head_dim
@@ -40,13 +40,13 @@ class GqaAttention:
         name = f"{prefix}.self_attn"
         self._norm_weight = source.vector("norms", f"{prefix}.input_layernorm.weight", hidden)
         self._qkv = source.matrix(
-            "attention", [Linear(f"{name}.{p}_proj", n, hidden, form) for p, n in sizes.items()]
+            "attention", [Linear(f"{name}.{p}_proj", n, hidden, stored) for p, n in sizes.items()]
         )
         self._bias: Tensor | None = None
         if shape.bias:
             biases = [(f"{name}.{p}_proj.bias", n) for p, n in sizes.items()]
             self._bias = source.joined("attention", biases)
-        output = Linear(f"{name}.o_proj", hidden, shape.heads * dim, form)
+        output = Linear(f"{name}.o_proj", hidden, shape.heads * dim, stored)
         self._output = source.matrix("attention", [output])
         self._qk_norms: list[Tensor] = []
         if shape.qk_norm:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from dgpp.checkpoint.formats import Format
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.observer import Observer
 from dgpp.models.sources import Linear, WeightSource
 from kernels_numba.backend import Backend, Norm, Rows, Tensor
-from kernels_numba.weights import Form
 
 
 class GatedMlp:
     """down(silu(gate(x)) · up(x))."""
 
     def __init__(
-        self, source: WeightSource, item: str, name: str, hidden: int, inner: int, form: Form
+        self, source: WeightSource, item: str, name: str, hidden: int, inner: int, stored: Format
     ) -> None:
-        sides = [Linear(f"{name}.{side}_proj", inner, hidden, form) for side in ("gate", "up")]
+        sides = [Linear(f"{name}.{side}_proj", inner, hidden, stored) for side in ("gate", "up")]
         self._gate_up = source.matrix(item, sides)
-        self._down = source.matrix(item, [Linear(f"{name}.down_proj", hidden, inner, form)])
+        self._down = source.matrix(item, [Linear(f"{name}.down_proj", hidden, inner, stored)])
 
     def forward(
         self,
@@ -39,11 +39,11 @@ class DenseMlp:
     """x += mlp(norm(x))."""
 
     def __init__(
-        self, source: WeightSource, prefix: str, hidden: int, inner: int, eps: float, form: Form
+        self, source: WeightSource, prefix: str, hidden: int, inner: int, eps: float, stored: Format
     ) -> None:
         weight = source.vector("norms", f"{prefix}.post_attention_layernorm.weight", hidden)
         self._norm = Norm(weight, eps)
-        self._mlp = GatedMlp(source, "mlp", f"{prefix}.mlp", hidden, inner, form)
+        self._mlp = GatedMlp(source, "mlp", f"{prefix}.mlp", hidden, inner, stored)
 
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
         self._mlp.forward(ops, rows, work, work.x, work.x, norm=self._norm, add=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dgpp.checkpoint.formats import Format
 from dgpp.models.layers.mlp import GatedMlp
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.observer import Observer
 from dgpp.models.sources import Linear, WeightSource
 from kernels_numba.backend import Backend, Experts, Norm, Routing, Rows
-from kernels_numba.weights import Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class SigmoidMoe:
     """x += Σ weight · expert(norm(x)) + shared(norm(x))."""
 
     def __init__(
-        self, source: WeightSource, prefix: str, layer: int, shape: MoeShape, form: Form
+        self, source: WeightSource, prefix: str, layer: int, shape: MoeShape, stored: Format
     ) -> None:
         self._layer = layer
         name = f"{prefix}.mlp"
@@ -43,12 +43,12 @@ class SigmoidMoe:
         self._routing = Routing(gate, bias, shape.experts, shape.top, shape.normalise, shape.scale)
         hidden, inner = shape.hidden, shape.intermediate
         sides = [
-            Linear(f"{name}.experts.{e}.{side}_proj", inner, hidden, form)
+            Linear(f"{name}.experts.{e}.{side}_proj", inner, hidden, stored)
             for e in range(shape.experts)
             for side in ("gate", "up")
         ]
         downs = [
-            Linear(f"{name}.experts.{e}.down_proj", hidden, inner, form)
+            Linear(f"{name}.experts.{e}.down_proj", hidden, inner, stored)
             for e in range(shape.experts)
         ]
         self._experts = Experts(
@@ -62,7 +62,7 @@ class SigmoidMoe:
                 f"{name}.shared_experts",
                 hidden,
                 shape.shared * inner,
-                form,
+                stored,
             )
 
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:

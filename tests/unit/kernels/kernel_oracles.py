@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.weights import Form, Part
+from kernels_numba.weights import LAYOUTS, Form, Part
 
 CAPACITY = 150
 EXACT, NARROW = 2e-5, 1e-2
@@ -58,33 +58,104 @@ def e4m3_value(code: int) -> float:
 E4M3 = np.array([e4m3_value(code) for code in range(256)])
 
 
+E4M3 = np.array([e4m3_value(code) for code in range(256)])
+
+
+def codes_of(packed: np.ndarray) -> np.ndarray:
+    """Four-bit codes, the low half of a byte first."""
+    codes = np.empty((packed.shape[0], 2 * packed.shape[1]), np.int64)
+    codes[:, 0::2], codes[:, 1::2] = packed & 15, packed >> 4
+    return codes
+
+
+def e2m1_of(packed: np.ndarray) -> np.ndarray:
+    codes = codes_of(packed)
+    return np.where(codes & 8, -1.0, 1.0) * E2M1[codes & 7]
+
+
+def random_e4m3(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Every code but NaN."""
+    codes = rng.integers(0, 127, (rows, columns)).astype(np.uint8)
+    return codes | rng.integers(0, 2, codes.shape).astype(np.uint8) << 7
+
+
+def whole_groups(form: Form, columns: int) -> int:
+    """`columns` rounded up to whole groups of scales, where a form has no other rows."""
+    group = 1 if LAYOUTS[form].grid else max(1, LAYOUTS[form].group)
+    return -(-columns // group) * group
+
+
 def random_part(form: Form, rows: int, columns: int, seed: int) -> tuple[Part, np.ndarray]:
     """A part and its values as float64 [rows, columns]."""
-    rng = np.random.default_rng(seed)
-    if form is Form.F32:
-        data = rng.standard_normal((rows, columns)).astype(np.float32)
-        return Part(form, data), data.astype(np.float64)
-    if form is Form.BF16:
-        bits = bf16_bits(rng.standard_normal((rows, columns)))
-        return Part(form, bits), bf16_values(bits).astype(np.float64)
-    if form is Form.FP8_BLOCK:
-        return _random_fp8_block(rng, rows, columns)
+    return _MAKERS[form](np.random.default_rng(seed), rows, columns)
+
+
+def _f32(rng, rows, columns):
+    data = rng.standard_normal((rows, columns)).astype(np.float32)
+    return Part(Form.F32, data), data.astype(np.float64)
+
+
+def _bf16(rng, rows, columns):
+    bits = bf16_bits(rng.standard_normal((rows, columns)))
+    return Part(Form.BF16, bits), bf16_values(bits).astype(np.float64)
+
+
+def _nvfp4(rng, rows, columns):
     packed = rng.integers(0, 256, (rows, columns // 2)).astype(np.uint8)
     scale = rng.integers(0, 0x60, (rows, columns // 16)).astype(np.uint8)
-    multiplier = 0.0137
-    codes = np.empty((rows, columns), np.uint8)
-    codes[:, 0::2], codes[:, 1::2] = packed & 15, packed >> 4
-    signs = np.where(codes & 8, -1.0, 1.0)
-    scales = E4M3[scale].repeat(16, axis=1) * float(np.float32(multiplier))
-    return Part(form, packed, scale, multiplier), signs * E2M1[codes & 7] * scales
+    scales = E4M3[scale].repeat(16, axis=1) * float(np.float32(0.0137))
+    return Part(Form.NVFP4, packed, scale, 0.0137), e2m1_of(packed) * scales
 
 
-def _random_fp8_block(rng: np.random.Generator, rows: int, columns: int) -> tuple[Part, np.ndarray]:
-    """Every code but NaN; positive scales, one per 128 × 128 values, the last block cut short."""
-    codes = rng.integers(0, 127, (rows, columns)).astype(np.uint8)
-    codes |= rng.integers(0, 2, codes.shape).astype(np.uint8) << 7
+def _fp8_block(rng, rows, columns):
+    """The last block of rows and of columns is cut short."""
+    codes = random_e4m3(rng, rows, columns)
     grid = -(-rows // 128), -(-columns // 128)
     scale = (2.0 ** rng.uniform(-12, -8, grid)).astype(np.float32)
     spread = scale.astype(np.float64).repeat(128, axis=0).repeat(128, axis=1)
     part = Part(Form.FP8_BLOCK, codes, scale, block=(128, 128))
     return part, E4M3[codes] * spread[:rows, :columns]
+
+
+def _fp8_channel(rng, rows, columns):
+    codes = random_e4m3(rng, rows, columns)
+    scale = (2.0 ** rng.uniform(-12, -8, (rows, 1))).astype(np.float32)
+    return Part(Form.FP8_CHANNEL, codes, scale), E4M3[codes] * scale.astype(np.float64)
+
+
+def _mxfp4(rng, rows, columns):
+    packed = rng.integers(0, 256, (rows, columns // 2)).astype(np.uint8)
+    scale = rng.integers(118, 128, (rows, columns // 32)).astype(np.uint8)
+    scales = 2.0 ** (scale.astype(np.float64) - 127)
+    return Part(Form.MXFP4, packed, scale), e2m1_of(packed) * scales.repeat(32, axis=1)
+
+
+def _integers(form, bits, group):
+    def make(rng, rows, columns):
+        data = rng.integers(0, 256, (rows, columns * bits // 8)).astype(np.uint8)
+        codes = codes_of(data) if bits == 4 else data.astype(np.int64)
+        values = (2.0 ** rng.uniform(-10, -6, (rows, columns // group))).astype(np.float32)
+        if group == 64:
+            scale = bf16_bits(values)
+            values = bf16_values(scale)
+        else:
+            scale = values.astype(np.float16)
+            values = scale
+        spread = values.astype(np.float64).repeat(group, axis=1)
+        return Part(form, data, scale), (codes - 2 ** (bits - 1)) * spread
+
+    return make
+
+
+_MAKERS = {
+    Form.F32: _f32,
+    Form.BF16: _bf16,
+    Form.NVFP4: _nvfp4,
+    Form.FP8_BLOCK: _fp8_block,
+    Form.FP8_CHANNEL: _fp8_channel,
+    Form.MXFP4: _mxfp4,
+    Form.INT4_G64: _integers(Form.INT4_G64, 4, 64),
+    Form.INT8_G64: _integers(Form.INT8_G64, 8, 64),
+    Form.INT4_G128: _integers(Form.INT4_G128, 4, 128),
+    Form.INT8_G128: _integers(Form.INT8_G128, 8, 128),
+}

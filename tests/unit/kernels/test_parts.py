@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_oracles import random_part
+from kernel_oracles import random_part, whole_groups
 
 from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import allocate
@@ -48,7 +48,7 @@ def test_a_cut_holds_the_values_of_its_rows_and_columns(form: Form, data) -> Non
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_cuts_stacked_are_the_matrix_again(form: Form) -> None:
-    part, _ = random_part(form, 200, 96, 5)
+    part, _ = random_part(form, 200, whole_groups(form, 96), 5)
     whole = CpuMatrix([part])
     again = CpuMatrix([part.cut_rows(0, 90), part.cut_rows(90, 110)])
     assert again.rows == whole.rows
@@ -66,9 +66,9 @@ def test_what_no_group_begins_with_is_no_cut(form: Form) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_a_matrix_takes_what_the_plan_says(form: Form) -> None:
-    matrix = CpuMatrix([dummy_part(form, 130, 160, 3)])
+    matrix = CpuMatrix([dummy_part(form, 130, whole_groups(form, 160), 3)])
     held = matrix.data.nbytes + matrix.scale.nbytes + matrix.factors.nbytes
-    assert held == matrix_bytes(form, 130, 160)
+    assert held == matrix_bytes(form, 130, whole_groups(form, 160))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from model_fixtures import config_of
 
+from dgpp.checkpoint.formats import BF16, NVFP4_MODELOPT
 from dgpp.errors import CheckpointError, ConfigError, MemoryPlanError
 from dgpp.models.glm4_moe.config import parse
 from dgpp.models.plan import MemorySettings, plan_memory, require_fit
 from dgpp.models.registry import family_of
-from kernels_numba.weights import Form
 
 
 def test_sizes_are_read_from_the_file() -> None:
     config = parse(config_of("bf16"))
     assert (config.head_dim, config.rotated, config.n_routed_experts) == (16, 8, 8)
-    assert config.form("model.layers.0.mlp.gate_proj") is Form.BF16
+    assert config.format("model.layers.0.mlp.gate_proj") is BF16
 
 
 def test_newer_files_keep_rope_in_an_object() -> None:
@@ -34,10 +34,10 @@ def test_newer_files_keep_rope_in_an_object() -> None:
 
 def test_modelopt_names_what_stays_unquantised() -> None:
     config = parse(config_of("nvfp4"))
-    assert config.form("model.layers.1.mlp.experts.3.down_proj") is Form.NVFP4
-    assert config.form("model.layers.1.self_attn.q_proj") is Form.BF16
-    assert config.form("model.layers.4.mlp.experts.0.up_proj") is Form.BF16
-    assert config.form("lm_head") is Form.BF16
+    assert config.format("model.layers.1.mlp.experts.3.down_proj") is NVFP4_MODELOPT
+    assert config.format("model.layers.1.self_attn.q_proj") is BF16
+    assert config.format("model.layers.4.mlp.experts.0.up_proj") is BF16
+    assert config.format("lm_head") is BF16
 
 
 @pytest.mark.parametrize(
