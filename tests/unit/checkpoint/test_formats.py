@@ -77,8 +77,7 @@ def test_rows_in_another_order_and_a_run_of_columns(tmp_path: Path, case: str) -
     np.testing.assert_array_equal(got, whole[order][:, step:])
 
 
-# What is done to a tensor, by the words of the refusal. A matrix of one row or column may be its
-# own transpose; none of these is.
+# What is done to a tensor, giving the words of the refusal.
 def change_nothing_but_name(tensors: Tensors, name: str) -> str:
     tensors[f"{name}_"] = tensors.pop(name)
     return f"tensor {name} is missing"
@@ -96,8 +95,6 @@ def add(tensors: Tensors, name: str) -> str:
 
 def transpose(tensors: Tensors, name: str) -> str:
     dtype, shape, blob = tensors[name]
-    if shape == shape[::-1]:
-        pytest.skip("its own transpose")
     tensors[name] = dtype, shape[::-1], blob
     return rf"tensor {name} has shape \[{', '.join(map(str, shape[::-1]))}\], not"
 
@@ -109,7 +106,7 @@ def truncate(tensors: Tensors, name: str) -> str:
 
 
 def other_dtype(tensors: Tensors, name: str) -> str:
-    dtype, shape, blob = tensors[name]
+    _, shape, blob = tensors[name]
     width = len(blob) // max(1, math.prod(shape))
     other = {1: "F8_E5M2", 2: "I16", 4: "U32", 8: "U64"}[width]
     tensors[name] = other, shape, blob
@@ -119,25 +116,27 @@ def other_dtype(tensors: Tensors, name: str) -> str:
 def other_extent(tensors: Tensors, name: str) -> str:
     """One line more than there should be: for a grid of scales, a block."""
     dtype, shape, blob = tensors[name]
-    if not shape:
-        pytest.skip("a scalar has no extent")
     line = len(blob) // shape[0]
     tensors[name] = dtype, (shape[0] + 1, *shape[1:]), blob + blob[:line]
     return rf"tensor {name} has shape \[{shape[0] + 1}"
 
 
-CHANGES = (change_nothing_but_name, drop, add, transpose, truncate, other_dtype, other_extent)
+def misfits():
+    """Every change of every tensor of every format that leaves another tensor than before."""
+    for case, (stored, extents, _) in CASES.items():
+        for tensor in stored.tensors(*extents):
+            changes = [change_nothing_but_name, drop, add, truncate, other_dtype]
+            if tensor.shape != tensor.shape[::-1]:
+                changes.append(transpose)
+            if tensor.shape:
+                changes.append(other_extent)
+            for change in changes:
+                yield pytest.param(
+                    case, tensor.suffix, change, id=f"{case}-{tensor.suffix}-{change.__name__}"
+                )
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-@pytest.mark.parametrize(
-    ("case", "suffix"),
-    [
-        (case, stored.suffix)
-        for case, (f, shape, _) in CASES.items()
-        for stored in f.tensors(*shape)
-    ],
-)
+@pytest.mark.parametrize(("case", "suffix", "change"), misfits())
 def test_a_misfit_is_refused_by_name(tmp_path: Path, case: str, suffix: str, change) -> None:
     tensors, _ = tensors_of(case)
     message = change(tensors, f"{NAME}.{suffix}")
@@ -154,7 +153,7 @@ def test_a_misfit_is_refused_by_name(tmp_path: Path, case: str, suffix: str, cha
             "weight_shape",
             0,
             41,
-            r"weight_shape says \[41, 192\], the codes \[40, 192\]",
+            r"weight_shape says \[41, 192\], the codes \[40",
         ),
         ("int4-g128", "qzeros", 7, 0x78, "qzeros is not 0x77777777 throughout"),
         ("int8-g128", "qzeros", 7, 0x80, "qzeros is not 0x7f7f7f7f throughout"),
@@ -173,10 +172,8 @@ def test_a_value_that_contradicts_its_format_is_named(
 
 
 def test_activation_scales_are_ignored(tmp_path: Path) -> None:
-    for case, suffix in (
-        ("nvfp4-modelopt", "input_scale"),
-        ("nvfp4-compressed", "input_global_scale"),
-    ):
+    scales = {"nvfp4-modelopt": "input_scale", "nvfp4-compressed": "input_global_scale"}
+    for case, suffix in scales.items():
         tensors, _ = tensors_of(case)
         tensors[f"{NAME}.{suffix}"] = ("F32", (1,), bytes(4))
         bind(write_checkpoint(tmp_path, tensors), linear_of(case))
