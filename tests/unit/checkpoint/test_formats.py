@@ -136,7 +136,7 @@ def misfits():
                 )
 
 
-@pytest.mark.parametrize(("case", "suffix", "change"), misfits())
+@pytest.mark.parametrize(("case", "suffix", "change"), list(misfits()))
 def test_a_misfit_is_refused_by_name(tmp_path: Path, case: str, suffix: str, change) -> None:
     tensors, _ = tensors_of(case)
     message = change(tensors, f"{NAME}.{suffix}")
