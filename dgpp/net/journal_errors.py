@@ -1,0 +1,34 @@
+"""How a world of several ranks ends, by name. Every message says which rank and what it did."""
+
+from __future__ import annotations
+
+from dgpp.errors import DgppError, WorldFailedError
+
+
+class JoinError(DgppError):
+    """A rank could not join, or not all ranks came: the world does not start."""
+
+
+class FrameError(DgppError):
+    """What a connection carried is no journal frame, or one beyond its bound."""
+
+
+class JournalContractError(DgppError):
+    """The journal says what it may not say, or ranks no longer agree: nothing more is served."""
+
+
+class RankFailedError(WorldFailedError):
+    """Another rank failed, ended, fell silent or broke the journal's contract, seen from rank 0.
+
+    `age_s`: how long ago that happened.
+    """
+
+    def __init__(self, message: str, age_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.age_s = age_s
+
+
+class ReleasedError(DgppError):
+    """The world ended on another rank: this one has nothing left to do."""
+
+    exit_status = 3

@@ -1,0 +1,154 @@
+"""Rank 0's side of a running journal: who is ready, who lags, who is gone. No sockets here."""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import Any
+
+from dgpp.net.journal_errors import RankFailedError
+from dgpp.net.journal_messages import (
+    Applied,
+    Beat,
+    Ended,
+    Leave,
+    Ready,
+    Stop,
+    Stopped,
+    Tick,
+)
+from dgpp.net.journal_silence import SILENT_S, START_SILENT_S, Silence
+
+AHEAD_TICKS = 64
+"""Rank 0 leads the slowest rank by at most so many ticks, and then waits."""
+
+AHEAD_BYTES = 64 << 20
+"""The same in bytes of records, of which one may be larger than that."""
+
+
+class Phase(enum.Enum):
+    """STARTING until all ranks are ready, STOPPING from Stop on, OVER once all have stopped."""
+
+    STARTING = enum.auto()
+    SERVING = enum.auto()
+    STOPPING = enum.auto()
+    OVER = enum.auto()
+
+
+class Leader:
+    """Takes what the other ranks say and says what rank 0 may do.
+
+    Every method that hears of a rank raises RankFailedError where the world cannot go on.
+    """
+
+    def __init__(self, world: int) -> None:
+        self.phase = Phase.STARTING
+        self.leave: str | None = None
+        self.stopped: dict[int, Stopped] = {}
+        self._ranks = tuple(range(1, world))
+        self._ready: set[int] = set()
+        self._silence = {rank: Silence(START_SILENT_S) for rank in self._ranks}
+        self._applied = dict.fromkeys(self._ranks, 0)
+        self._sent: deque[int] = deque()
+        self._sent_bytes = 0
+        self._acknowledged = 0
+        self._ticks = 0
+
+    @property
+    def all_ready(self) -> bool:
+        """Every other rank's actors are able to serve."""
+        return len(self._ready) == len(self._ranks)
+
+    @property
+    def may_tick(self) -> bool:
+        """Whether another record may be sent: ranks that cannot follow hold rank 0 back."""
+        ahead = self._ticks - self._acknowledged
+        return (
+            self.phase is Phase.SERVING
+            and ahead < AHEAD_TICKS
+            and (ahead == 0 or self._sent_bytes < AHEAD_BYTES)
+        )
+
+    def warm(self) -> None:
+        """All ranks are ready and told so: from now on silence counts."""
+        assert self.all_ready
+        self.phase = Phase.SERVING
+        for silence in self._silence.values():
+            silence.allow(SILENT_S)
+
+    def sent(self, tick: Tick, size: int) -> None:
+        """`tick` went to every rank, as a frame of `size` bytes."""
+        assert tick.tick == self._ticks
+        self._ticks += 1
+        self._sent.append(size)
+        self._sent_bytes += size
+
+    def stop(self, stop: Stop) -> None:
+        """`stop` went to every rank."""
+        assert stop.ticks == self._ticks
+        self.phase = Phase.STOPPING
+
+    def receive(self, rank: int, message: Any) -> None:
+        """What `rank` said."""
+        self._silence[rank].heard()
+        match message:
+            case Beat():
+                pass
+            case Applied(ticks):
+                self._apply(rank, ticks)
+            case Ready() if self.phase is Phase.STARTING:
+                self._ready.add(rank)
+            case Leave(why):
+                self.leave = self.leave or f"rank {rank}: {why}"
+            case Stopped() if self.phase is Phase.STOPPING:
+                self.stopped[rank] = message
+                if len(self.stopped) == len(self._ranks):
+                    self.phase = Phase.OVER
+            case Ended(where, cause, age_s):
+                told = cause if where == rank else f"{cause} (told by rank {rank})"
+                raise RankFailedError(f"rank {where}: {told}", age_s)
+            case _:
+                said = f"{type(message).__name__} while {self.phase.name.lower()}"
+                raise RankFailedError(f"rank {rank}: journal: said {said}")
+
+    def closed(self, rank: int, why: str) -> None:
+        """`rank`'s connection ended."""
+        if rank not in self.stopped:
+            raise RankFailedError(f"rank {rank}: its journal connection ended{why}")
+
+    def look(self) -> None:
+        """To be called once per `BEAT_S`: names a rank that has been silent for too long."""
+        if self.phase is Phase.OVER:
+            return
+        for rank, silence in self._silence.items():
+            silent_s = silence.look()
+            if silent_s is not None and rank not in self.stopped:
+                raise RankFailedError(f"rank {rank}: silent for {silent_s:.2f} s", silent_s)
+
+    def difference(self, stop: Stop) -> str:
+        """How the operation streams differ after an orderly stop; empty where they agree."""
+        mine = (stop.ticks, stop.steps, stop.operations, stop.prefixes)
+        return "; ".join(
+            f"rank {rank}: {_ending(theirs)}, rank 0: {_ending(stop)}"
+            for rank, theirs in sorted(self.stopped.items())
+            if (theirs.ticks, theirs.steps, theirs.operations, theirs.prefixes) != mine
+        )
+
+    def _apply(self, rank: int, ticks: int) -> None:
+        if not self._applied[rank] <= ticks <= self._ticks:
+            raise RankFailedError(
+                f"rank {rank}: journal: applied {ticks} ticks after {self._applied[rank]}, "
+                f"{self._ticks} were sent"
+            )
+        self._applied[rank] = ticks
+        slowest = min(self._applied.values())
+        while self._acknowledged < slowest:
+            self._acknowledged += 1
+            self._sent_bytes -= self._sent.popleft()
+
+
+def _ending(at: Stop | Stopped) -> str:
+    return (
+        f"{at.ticks} ticks, {at.steps} steps, operations {at.operations:016x}, "
+        f"prefixes {at.prefixes:016x}"
+    )
