@@ -18,6 +18,7 @@ class Boot(msgspec.Struct, frozen=True):
     """
 
     settings: Settings
+    rank: int
     limits: EngineLimits
     model_directory: str
     config_path: str

@@ -106,6 +106,7 @@ class Child:
                 block.role: StatisticsBlock(map_memfd(block.fd), block.metrics)
                 for block in spec.statistics
             },
+            files=spec.files,
             host=self,
         )
         spins = len(os.sched_getaffinity(0)) >= _SPIN_MIN_CPUS

@@ -39,7 +39,8 @@ class Context:
     """An actor's view of the world. `boot` is the role's own msgpack, opaque to the runtime.
 
     `statistics` is the actor's block; `peers` are the blocks of all roles of the rank, its own
-    included, to be read only.
+    included, to be read only. `files` are the fds that the actor was handed, by name; they are its
+    own to close.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Context:
         senders: Mapping[str, Sender],
         receivers: Sequence[Receiver],
         peers: Mapping[str, StatisticsBlock],
+        files: Mapping[str, int],
         host: Host,
     ) -> None:
         self.role = role
@@ -64,6 +66,7 @@ class Context:
         self.run_blocking = run_blocking
         self.statistics = peers[role]
         self.peers = peers
+        self.files = files
         self._senders = senders
         self._receivers = receivers
         self._host = host

@@ -169,6 +169,7 @@ class InlineWorld:
             senders=senders,
             receivers=receivers,
             peers=self._statistics,
+            files=role.files,
             host=host,
         )
         actor: Actor = resolve(role.actor)(context)

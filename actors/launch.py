@@ -100,6 +100,7 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0) -> Deployment:
         limits = plan.limits
     boot = Boot(
         settings=settings,
+        rank=rank,
         limits=limits,
         model_directory=str(files.directory),
         config_path=str(files.config),

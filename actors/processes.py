@@ -169,6 +169,7 @@ class ProcessWorld:
             outbound=tuple(wiring.channel(c, c.target) for c in channels if c.source == role.role),
             inbound=tuple(wiring.channel(c, c.source) for c in channels if c.target == role.role),
             statistics=wiring.statistics,
+            files=role.files,
         )
         return ChildProcess(self._loop, role, spec, ours, page, self._child_failed)
 

@@ -38,6 +38,7 @@ class StatisticsFd(msgspec.Struct, frozen=True):
 class ChildSpec(msgspec.Struct, frozen=True):
     """Everything a child needs; all fds are inherited under the same numbers.
 
+    `files` are fds that the actor itself asks for, by name.
     `index` is the child's word in the heart-beat page. `supervisor_stall_s`: how long the
     supervisor's word may stand still before the child ends itself.
     """
@@ -55,6 +56,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
     outbound: tuple[ChannelFds, ...]
     inbound: tuple[ChannelFds, ...]
     statistics: tuple[StatisticsFd, ...]
+    files: dict[str, int]
 
     @property
     def who(self) -> str:
@@ -66,6 +68,7 @@ class ChildSpec(msgspec.Struct, frozen=True):
         for channel in (*self.outbound, *self.inbound):
             fds |= {channel.ring, channel.slots, channel.doorbell}
         fds |= {block.fd for block in self.statistics}
+        fds |= set(self.files.values())
         return fds - {-1}
 
 

@@ -50,6 +50,7 @@ class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):
     `shutdown_s`: how long `stop()` may take before the process is killed. `faces_clients`: told
     to drain, and told when the world fails. `statistics`: the metrics of its shared block.
     `environment` is laid over the parent's for the child; `unset` names are removed from it.
+    `files` are open fds of this process that the actor inherits, each under a name.
     """
 
     role: str
@@ -59,6 +60,7 @@ class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):
     statistics: tuple[Metric, ...] = ()
     environment: dict[str, str] = {}
     unset: tuple[str, ...] = ()
+    files: dict[str, int] = {}
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):

@@ -97,7 +97,8 @@ def test_control_messages_and_the_end_of_the_peer() -> None:
 
 
 def test_child_spec_round_trip() -> None:
-    spec = ChildSpec("engine", 2, "m:E", b"boot", 1, 1, 2.5, 3, 4, 5, (), (), ())
+    spec = ChildSpec("engine", 2, "m:E", b"boot", 1, 1, 2.5, 3, 4, 5, (), (), (), {"slab": 9})
+    assert spec.fds() == {3, 4, 5, 9}
     fd = write_spec(spec)
     assert read_spec(fd) == spec
     with pytest.raises(OSError, match="Bad file"):

@@ -108,6 +108,7 @@ def test_same_work_then_orderly_end(tmp_path: Path, placement: str) -> None:
     assert f"[{', '.join(sums)}]" in done
     assert "'worker': {'works': 50}, 'door': {'sums': 50}" in done
     assert (tmp_path / "door.drain").exists()
+    assert (tmp_path / "keeper.note").read_text() == "handed to keeper"
     stops = [int((tmp_path / f"{role}.stop").read_text()) for role in ("door", "worker", "keeper")]
     assert stops == sorted(stops)
 

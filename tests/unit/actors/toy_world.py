@@ -16,6 +16,7 @@ import numpy as np
 
 from actors.actor import Actor
 from actors.channel import Arrays
+from actors.memory import create_memfd
 from actors.statistics import Metric
 from actors.topology import ChannelSpec, RoleSpec, Topology
 from dgpp.errors import ConfigError
@@ -130,7 +131,12 @@ class Worker(ToyActor):
 
 
 class Keeper(ToyActor):
-    """Sums the arrays."""
+    """Sums the arrays, and keeps what was handed to it."""
+
+    async def start(self) -> None:
+        await super().start()
+        if (note := self.context.files.get("note")) is not None:
+            self.mark("note", os.pread(note, 100, 0).decode())
 
     def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
         self.maybe_break("receive")
@@ -198,8 +204,12 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     boot = msgspec.json.decode(arguments[1], type=Boot)
     settings = msgspec.json.decode(arguments[2], type=Settings)
+    note = create_memfd("note", 16)
+    os.pwrite(note, b"handed to keeper", 0)
+    world = topology(shutdown_s=1.0)
+    keeper = msgspec.structs.replace(world.roles[0], files={"note": note})
     return run_world(
-        topology(shutdown_s=1.0),
+        msgspec.structs.replace(world, roles=(keeper, *world.roles[1:])),
         boots(boot),
         placement="inline" if arguments[0] == "inline" else "processes",
         settings=settings,
