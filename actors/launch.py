@@ -32,6 +32,7 @@ from dgpp.models.plan import MIB, MemoryPlan, MemorySettings, plan_memory, requi
 from dgpp.sample.params import SamplingParams
 from dgpp.serve.served import ServedModel, sampling_defaults, with_top_p
 from dgpp.text.codec import TextCodec
+from dgpp.text.template import ChatTemplate
 
 _log = logging.getLogger("dgpp.launch")
 
@@ -198,6 +199,7 @@ def _served(settings: Settings, files: ModelFiles, limits: EngineLimits) -> Serv
     engine = settings.engine
     name = engine.model_alias or settings.model
     generation = (files.text and read_object(files.directory / "generation_config.json")) or {}
+    template = ChatTemplate.load(files.directory) if files.text else None
     return ServedModel(
         id=name,
         vocab_size=limits.vocab_size,
@@ -210,6 +212,9 @@ def _served(settings: Settings, files: ModelFiles, limits: EngineLimits) -> Serv
         ping_interval=settings.http.sse_ping_interval,
         created=int(files.directory.stat().st_mtime),
         no_eos=engine.no_eos,
+        reasoning_in_content=engine.reasoning_in_content,
+        whole_arguments=engine.tool_args == "whole",
+        tools=template is not None and "tool_calls" in template.source,
     )
 
 

@@ -94,7 +94,7 @@ class TokenizerActor(Role):
         assert self._codec is not None
         for choice, submit in enumerate(prepared.submits):
             self._outputs[submit.id] = OutputStream(
-                self._codec.tokenizer.bytes, request.id, choice, request.stop
+                self._codec.tokenizer.bytes, request.id, choice, prepared.output
             )
         self.context.post(SCHEDULER, Arrive.of(request.id, prepared.submits, prepared.prompts))
         self.context.post(HTTP, Prepared(request.id, prepared.prompt_tokens))

@@ -205,12 +205,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     model_alias: Annotated[str, _Text("name under which the model is served")] = ""
     no_eos: Annotated[bool, _Text("never end at an end token (measurements)")] = False
-    reasoning_in_content: Annotated[bool, _Text("leave reasoning inside content", now=LATER)] = (
-        False
-    )
+    reasoning_in_content: Annotated[bool, _Text("leave reasoning inside content")] = False
     tool_args: Annotated[
         Literal["incremental", "whole"],
-        _Text("stream tool arguments as they come, or at once", now=LATER),
+        _Text("stream tool arguments as they come, or at once"),
     ] = "incremental"
     default_chat_template_kwargs: Annotated[
         dict[str, bool | str],

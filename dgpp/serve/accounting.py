@@ -18,6 +18,7 @@ class Accounting:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._completion = [0] * choices
+        self._reasoning = [0] * choices
         self._finish: list[str | None] = [None] * choices
         self._open = choices
 
@@ -32,6 +33,7 @@ class Accounting:
         if self._finish[choice] is not None:
             return False
         self._completion[choice] = delta.completion_tokens
+        self._reasoning[choice] = delta.reasoning_tokens
         if delta.finish is not None:
             self._finish[choice] = delta.finish
             self._open -= 1
@@ -54,5 +56,5 @@ class Accounting:
             "completion_tokens": completion,
             "total_tokens": self.prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": sum(self._reasoning)},
         }

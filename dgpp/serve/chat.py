@@ -12,6 +12,7 @@ from dgpp.serve.jsonsafe import parse_object
 from dgpp.serve.options import SHARED, ignored_fields, shared_options
 from dgpp.serve.request import GenerationRequest
 from dgpp.serve.served import ServedModel
+from dgpp.serve.tools import parse_tools
 
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
@@ -55,11 +56,14 @@ def parse_chat(body: bytes, id: str, model: ServedModel) -> GenerationRequest:  
     fields.text("safety_identifier", longest=limits.SAFETY_IDENTIFIER_CHARS)
     fields.refuse("modalities", (["text"],))
     tier = fields.one_of("service_tier", ("auto", "default"))
+    tools, may_call = parse_tools(fields)
     return GenerationRequest(
         id=id,
         kind="chat",
         messages=parse_messages(fields),
         template_kwargs={**model.template_kwargs, **_template_kwargs(fields)},
+        tools=tools,
+        callable=may_call,
         n=fields.integer("n", 1, limits.CHOICES) or 1,
         max_tokens=_max_tokens(fields),
         metadata=_metadata(fields),
@@ -88,14 +92,6 @@ def _max_tokens(fields: Fields) -> int | None:
 
 
 def _refuse_later_features(fields: Fields) -> None:
-    if fields.array("tools", limits.TOOLS):
-        raise invalid("tools are not supported yet", "tools", "tools_unsupported")
-    choice = fields.get("tool_choice")
-    if choice is not None and choice != "none":
-        raise invalid("tool_choice needs tools", "tool_choice")
-    if not fields.boolean("parallel_tool_calls", default=True):
-        message = "parallel_tool_calls: false is not supported yet"
-        raise invalid(message, "parallel_tool_calls", "constrained_decoding_unsupported")
     form = fields.object("response_format")
     if form is not None:
         kind = form.one_of("type", ("text", "json_object", "json_schema"))

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from dgpp.serve import limits
-from dgpp.serve.errors import ApiError, invalid, unsupported
+from dgpp.serve.errors import ApiError, invalid
 from dgpp.serve.fields import Fields
 from dgpp.serve.jsonsafe import parse_object
 from dgpp.text.messages import Message, ToolCall
@@ -108,7 +108,7 @@ def _tool_calls(fields: Fields) -> tuple[ToolCall, ...]:
 def _tool_call(fields: Fields) -> ToolCall:
     kind = fields.text("type") or "function"
     if kind == "custom":
-        raise unsupported(f"{fields.path('type')}: custom is not supported", fields.path("type"))
+        return _custom_call(fields)
     function = fields.object("function")
     if kind != "function" or function is None:
         at = fields.path("function")
@@ -117,6 +117,19 @@ def _tool_call(fields: Fields) -> ToolCall:
         id=fields.needed_text("id", longest=limits.NAME_CHARS),
         name=function.needed_text("name", longest=limits.NAME_CHARS),
         arguments=_arguments(function),
+    )
+
+
+def _custom_call(fields: Fields) -> ToolCall:
+    """A custom tool's call as the model wrote it: one string argument, `input`."""
+    custom = fields.object("custom")
+    if custom is None:
+        at = fields.path("custom")
+        raise invalid(f"{at} is required, with the type custom", at)
+    return ToolCall(
+        id=fields.needed_text("id", longest=limits.NAME_CHARS),
+        name=custom.needed_text("name", longest=limits.NAME_CHARS),
+        arguments=json.dumps({"input": custom.needed_text("input")}, ensure_ascii=False),
     )
 
 

@@ -27,9 +27,9 @@ def model_object(model: ServedModel) -> dict[str, Any]:
                 "repetition_penalty": sampling.repetition_penalty,
             },
         },
-        "tools": {"available": False, "constrained": False},
+        "tools": {"available": model.tools, "constrained": False},
         "response_format": {"json_object": False, "json_schema": False},
-        "reasoning": {"in_content": True, "effort_mapping": {}},
+        "reasoning": {"in_content": model.reasoning_in_content, "effort_mapping": {}},
         "default_chat_template_kwargs": model.template_kwargs,
         "input_modalities": ["text"],
         "context": {

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from dgpp.sample.params import SamplingParams
-from dgpp.text.messages import Message
+from dgpp.text.messages import Message, Tool
 
 Kind = Literal["chat", "completion"]
 
@@ -18,6 +18,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     A `chat` has `messages` (and the template's switches in `template_kwargs`), a `completion`
     has `prompts` (texts) or `prompt_ids` (each token ids packed as little-endian u32, as
     `dgpp.sched.request.pack_ids` does), never both.
+    `tools` are shown to the model; where they are `callable`, its calls are read as such.
     `max_tokens` None means the server's default, cut to the room the prompt leaves. `n` is the
     choices per prompt; choice `p * n + k` is the k-th of prompt p. `seed` None means a random
     one. `ping_interval` is in seconds, -1 for no keep-alive comments. `ignored` counts the
@@ -31,6 +32,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     prompts: tuple[str, ...] = ()
     prompt_ids: tuple[bytes, ...] = ()
     template_kwargs: dict[str, bool | str] = {}
+    tools: tuple[Tool, ...] = ()
+    callable: bool = False
     n: int = 1
     max_tokens: int | None = None
     sampling: SamplingParams = SamplingParams()

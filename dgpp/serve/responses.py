@@ -9,7 +9,7 @@ import orjson
 from dgpp.serve.accounting import Accounting
 from dgpp.serve.logprobs import LegacyLogprobs, chat_logprobs
 from dgpp.serve.request import GenerationRequest, Kind
-from dgpp.text.delta import Delta, TokenLogprob
+from dgpp.text.delta import ArgumentsPart, CallPart, Delta, ReasoningPart, TextPart, TokenLogprob
 
 _PREFIX: dict[Kind, str] = {"chat": "chatcmpl", "completion": "cmpl"}
 _OBJECT: dict[Kind, str] = {"chat": "chat.completion", "completion": "text_completion"}
@@ -20,6 +20,54 @@ def response_id(kind: Kind, tag: int) -> str:
     return f"{_PREFIX[kind]}-{tag % (1 << 64):016x}"
 
 
+def call_object(call: CallPart, arguments: str) -> dict[str, Any]:
+    """One entry of `tool_calls`."""
+    if call.custom:
+        said = {"name": call.name, "input": arguments}
+        return {"id": call.id, "type": "custom", "custom": said}
+    said = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": said}
+
+
+class _Message:
+    """One choice's answer as it grows."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[tuple[CallPart, list[str]]] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        for part in delta.parts:
+            match part:
+                case TextPart(text):
+                    self.texts.append(text)
+                case ReasoningPart(text):
+                    self.reasoning.append(text)
+                case CallPart():
+                    self.calls.append((part, []))
+                case ArgumentsPart(index, text):
+                    self.calls[index][1].append(text)
+        self.logprobs.extend(delta.logprobs)
+        self.finish = delta.finish
+
+    def object(self) -> dict[str, Any]:
+        """The `message` of a chat answer; `content` is null beside calls alone."""
+        text = "".join(self.texts)
+        found: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not self.calls else None,
+            "refusal": None,
+        }
+        if self.reasoning:
+            found["reasoning_content"] = "".join(self.reasoning)
+        if self.calls:
+            found["tool_calls"] = [call_object(c, "".join(pieces)) for c, pieces in self.calls]
+        return found
+
+
 class WholeAnswer:
     """Collects the deltas of one response until `account.done`, then `json` is its body."""
 
@@ -28,17 +76,12 @@ class WholeAnswer:
         self.account = Accounting(request.choices)
         self._request = request
         self._created = created
-        self._texts: list[list[str]] = [[] for _ in range(request.choices)]
-        self._logprobs: list[list[TokenLogprob]] = [[] for _ in range(request.choices)]
-        self._finish: list[str | None] = [None] * request.choices
+        self._messages = [_Message() for _ in range(request.choices)]
 
     def add(self, delta: Delta) -> None:
         """Take in `delta`; one that comes after its choice's end says nothing."""
-        if not self.account.take(delta):
-            return
-        self._texts[delta.choice].append(delta.text)
-        self._logprobs[delta.choice].extend(delta.logprobs)
-        self._finish[delta.choice] = delta.finish
+        if self.account.take(delta):
+            self._messages[delta.choice].add(delta)
 
     def object(self) -> dict[str, Any]:
         """The response object of the request's API."""
@@ -65,22 +108,20 @@ class WholeAnswer:
 
     def _chat_choice(self, index: int) -> dict[str, Any]:
         wanted = self._request.sampling.logprobs >= 0
+        message = self._messages[index]
         return {
             "index": index,
-            "message": {
-                "role": "assistant",
-                "content": "".join(self._texts[index]),
-                "refusal": None,
-            },
-            "logprobs": chat_logprobs(self._logprobs[index]) if wanted else None,
-            "finish_reason": self._finish[index],
+            "message": message.object(),
+            "logprobs": chat_logprobs(message.logprobs) if wanted else None,
+            "finish_reason": message.finish,
         }
 
     def _legacy_choice(self, index: int) -> dict[str, Any]:
         wanted = self._request.sampling.logprobs >= 0
+        message = self._messages[index]
         return {
             "index": index,
-            "text": "".join(self._texts[index]),
-            "logprobs": LegacyLogprobs().form(self._logprobs[index]) if wanted else None,
-            "finish_reason": self._finish[index],
+            "text": "".join(message.texts),
+            "logprobs": LegacyLogprobs().form(message.logprobs) if wanted else None,
+            "finish_reason": message.finish,
         }

@@ -17,6 +17,8 @@ class ServedModel(msgspec.Struct, frozen=True, omit_defaults=True):
     `id` is the name in answers; requests may also use an alias. `position_ceiling` bounds prompt
     and answer together, `kv_pool_tokens` is what the block pool can hold of one request.
     `ping_interval` is in seconds, -1 for none. `no_eos`: every answer runs to its length limit.
+    `reasoning_in_content`: the think tags are text. `whole_arguments`: a call's arguments come in
+    one piece. `tools`: the model's template knows calls.
     """
 
     id: str
@@ -30,6 +32,9 @@ class ServedModel(msgspec.Struct, frozen=True, omit_defaults=True):
     ping_interval: int = 30
     created: int = 0
     no_eos: bool = False
+    reasoning_in_content: bool = False
+    whole_arguments: bool = False
+    tools: bool = False
 
     def answers_to(self, name: str) -> bool:
         return name == self.id or name in self.aliases

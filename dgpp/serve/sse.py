@@ -12,7 +12,16 @@ from dgpp.serve.accounting import Accounting
 from dgpp.serve.errors import ApiError
 from dgpp.serve.logprobs import LegacyLogprobs, chat_logprobs
 from dgpp.serve.request import GenerationRequest
-from dgpp.text.delta import Delta, TokenLogprob
+from dgpp.serve.responses import call_object
+from dgpp.text.delta import (
+    ArgumentsPart,
+    CallPart,
+    Delta,
+    Part,
+    ReasoningPart,
+    TextPart,
+    TokenLogprob,
+)
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -99,6 +108,7 @@ class ChatStream(EventStream):
     ) -> None:
         super().__init__(request, created, padding)
         self._begun = [False] * request.choices
+        self._custom: list[list[bool]] = [[] for _ in range(request.choices)]
         self._opening = [b'{"index":%d,"delta":' % index for index in range(request.choices)]
 
     def _content(self, delta: Delta) -> bytes:
@@ -110,12 +120,29 @@ class ChatStream(EventStream):
             out = self._event(self._choice(index, role))
         logprobs: Sequence[TokenLogprob] = delta.logprobs
         for part in delta.parts:
-            content = b'{"content":' + orjson.dumps(part.text) + b"}"
-            out += self._event(self._choice(index, content, logprobs))
-            logprobs = ()
+            shown = logprobs if isinstance(part, TextPart) else ()
+            out += self._event(self._choice(index, self._said(index, part), shown))
+            logprobs = () if shown else logprobs
         if logprobs:
             out += self._event(self._choice(index, b"{}", logprobs))
         return out
+
+    def _said(self, index: int, part: Part) -> bytes:
+        """The `delta` object of one part."""
+        match part:
+            case TextPart(text):
+                return b'{"content":' + orjson.dumps(text) + b"}"
+            case ReasoningPart(text):
+                return b'{"reasoning_content":' + orjson.dumps(text) + b"}"
+            case CallPart():
+                self._custom[index].append(part.custom)
+                return orjson.dumps(
+                    {"tool_calls": [{"index": part.index, **call_object(part, "")}]}
+                )
+            case ArgumentsPart(at, text):
+                said = {"input": text} if self._custom[index][at] else {"arguments": text}
+                kind = "custom" if self._custom[index][at] else "function"
+                return orjson.dumps({"tool_calls": [{"index": at, kind: said}]})
 
     def _choice(self, index: int, delta: bytes, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         form = orjson.dumps(chat_logprobs(logprobs)) if logprobs else b"null"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import NamedTuple
 
 from dgpp.sched.request import Submit, pack_ids, unpack_ids
@@ -9,8 +11,11 @@ from dgpp.serve.budget import token_budget
 from dgpp.serve.errors import invalid, prompt_refused
 from dgpp.serve.request import GenerationRequest, choice_seed
 from dgpp.serve.served import ServedModel
+from dgpp.text.calls.values import ToolSchema
 from dgpp.text.codec import TextCodec
 from dgpp.text.errors import NoTokenizerError, PromptTooLongError, TemplateError, TokenRangeError
+from dgpp.text.messages import Tool
+from dgpp.text.output import OutputOptions
 
 
 class Submission(NamedTuple):
@@ -18,6 +23,7 @@ class Submission(NamedTuple):
 
     submits: tuple[Submit, ...]
     prompts: tuple[bytes, ...]
+    output: OutputOptions
 
     @property
     def prompt_tokens(self) -> int:
@@ -53,7 +59,32 @@ def submission(
                     priority=request.priority,
                 )
             )
-    return Submission(tuple(submits), tuple(prompts))
+    return Submission(tuple(submits), tuple(prompts), _output(request, codec, model, prompts))
+
+
+def _output(
+    request: GenerationRequest, codec: TextCodec, model: ServedModel, prompts: list[bytes]
+) -> OutputOptions:
+    """How the answer is to be read: a raw completion has no reasoning and no calls."""
+    if request.kind != "chat":
+        return OutputOptions(stop=request.stop)
+    dialect = codec.dialect
+    if model.reasoning_in_content:
+        dialect = replace(dialect, thinking=None)
+    offered = request.tools if request.callable else ()
+    return OutputOptions(
+        stop=request.stop,
+        dialect=dialect,
+        reasoning=dialect.thinking is not None
+        and codec.opens_reasoning(unpack_ids(prompts[0]).tolist()),
+        tools={tool.name: _schema(tool) for tool in offered},
+        whole_arguments=model.whole_arguments,
+    )
+
+
+def _schema(tool: Tool) -> ToolSchema:
+    parameters = json.loads(tool.definition).get("parameters")
+    return ToolSchema(tool.name, parameters, custom=tool.custom)
 
 
 def _prompts(
@@ -61,10 +92,14 @@ def _prompts(
 ) -> list[bytes]:
     most = model.request_limit
     param = "messages" if request.kind == "chat" else "prompt"
+    if request.tools and codec.dialect.calls is None:
+        message = "this model's chat template has no tool calls"
+        raise invalid(message, "tools", "tools_unsupported")
     try:
         if request.kind == "chat":
             kwargs = request.template_kwargs
-            return [pack_ids(codec.chat(request.messages, kwargs, now=now, most=most))]
+            ids = codec.chat(request.messages, kwargs, tools=request.tools, now=now, most=most)
+            return [pack_ids(ids)]
         texts = [pack_ids(codec.prompt(text, most=most)) for text in request.prompts]
     except TemplateError as error:
         raise prompt_refused(error, "messages") from error

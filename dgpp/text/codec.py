@@ -5,26 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from dgpp.text.dialect import PLAIN, THINK_OPEN, Dialect, dialect_of
 from dgpp.text.errors import TemplateError
 from dgpp.text.guard import choose_sentinel
-from dgpp.text.messages import Message, client_texts, template_message
+from dgpp.text.messages import Message, Tool, client_texts, template_message, template_tool
 from dgpp.text.template import ChatTemplate
 from dgpp.text.tokenizer import Tokenizer
 
 _ANSWER = "Zebra"
+_TAIL = 16
+"""Ids that the open think tag and the white space behind it may have."""
 
 
 class TextCodec:
     """All that turns a request's text into ids. Safe to use from several threads.
 
     `stop_ids` are the tokenizer's and the control token that ends an answer in the template.
+    `dialect` is how the model marks reasoning and calls, as the template shows it.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.stop_ids = tokenizer.stop_ids | self._end_of_turn()
+        self.dialect = self._dialect()
 
     @classmethod
     def load(cls, model_dir: str | Path) -> TextCodec:
@@ -36,6 +42,7 @@ class TextCodec:
         messages: Sequence[Message],
         variables: Mapping[str, bool | str] | None = None,
         *,
+        tools: Sequence[Tool] = (),
         now: float = 0.0,
         most: int | None = None,
     ) -> list[int]:
@@ -48,15 +55,17 @@ class TextCodec:
         if self.template is None:
             raise TemplateError("this model has no chat template")
         try:
-            sentinel = choose_sentinel([*client_texts(messages), self.template.source])
+            shown = [tool.definition for tool in tools]
+            sentinel = choose_sentinel([*client_texts(messages), *shown, self.template.source])
         except ValueError as error:
             raise TemplateError(str(error)) from error
         mark = partial(self.tokenizer.guard.mark, sentinel=sentinel)
         mark_answer = partial(self.tokenizer.special_guard.mark, sentinel=sentinel)
+        given: dict[str, Any] = {**self.tokenizer.named, **_switches(variables or {})}
+        if tools:
+            given["tools"] = [template_tool(tool, mark) for tool in tools]
         rendered = self.template.render(
-            [template_message(message, mark, mark_answer) for message in messages],
-            {**self.tokenizer.named, **_switches(variables or {})},
-            now=now,
+            [template_message(message, mark, mark_answer) for message in messages], given, now=now
         )
         return self.tokenizer.encode_rendered(rendered, sentinel, most)
 
@@ -66,6 +75,19 @@ class TextCodec:
         Raises PromptTooLongError where they are more than `most`.
         """
         return self.tokenizer.encode(text, most=most)
+
+    def opens_reasoning(self, ids: Sequence[int]) -> bool:
+        """Whether a prompt leaves the think tag open, so that the answer begins inside it."""
+        if self.dialect.thinking is None:
+            return False
+        tail = b"".join(self.tokenizer.bytes.named(token)[1] for token in ids[-_TAIL:])
+        return tail.rstrip().endswith(THINK_OPEN)
+
+    def _dialect(self) -> Dialect:
+        template = self.template
+        if template is None:
+            return PLAIN
+        return dialect_of(lambda messages: template.render(messages, self.tokenizer.named))
 
     def _end_of_turn(self) -> frozenset[int]:
         """What the template puts behind an answer: the first special token there."""

@@ -41,7 +41,29 @@ class TextPart(msgspec.Struct, frozen=True, array_like=True, tag=0):
     text: str
 
 
-Part = TextPart
+class ReasoningPart(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """A piece of the reasoning before the answer."""
+
+    text: str
+
+
+class CallPart(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Tool call `index` begins; its name is complete."""
+
+    index: int
+    id: str
+    name: str
+    custom: bool = False
+
+
+class ArgumentsPart(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The next piece of call `index`'s arguments: JSON text, or a custom tool's plain input."""
+
+    index: int
+    text: str
+
+
+Part = TextPart | ReasoningPart | CallPart | ArgumentsPart
 """The kinds of output, a tagged union: a new kind is a new member with a tag of its own."""
 
 
@@ -51,7 +73,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     `id` is the request's, `choice` the index of the choice. `parts` stand in the order in which
     the model wrote them. `completion_tokens` counts all tokens of the choice so far, hidden ones
     and the end token included. `finish` is set on the last delta of a choice and on no other:
-    `stop` or `length`.
+    `stop`, `length` or `tool_calls`. `reasoning_tokens` counts those up to the end of the
+    reasoning.
     """
 
     id: str
@@ -60,8 +83,14 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[Part, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: str | None = None
+    reasoning_tokens: int = 0
 
     @property
     def text(self) -> str:
         """The visible answer's share of this delta."""
-        return "".join(part.text for part in self.parts)
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning's share of this delta."""
+        return "".join(part.text for part in self.parts if isinstance(part, ReasoningPart))

@@ -17,6 +17,15 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
     arguments: str
 
 
+class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool the model is offered. `definition` is the JSON text of what its template shows,
+    members in the client's order; `custom` tools take free text as their one argument `input`."""
+
+    name: str
+    definition: str
+    custom: bool = False
+
+
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One turn, validated: text parts are joined, `developer` is `system`.
 
@@ -40,6 +49,12 @@ def client_texts(messages: Iterable[Message]) -> Iterator[str]:
                 yield text
         for call in message.tool_calls:
             yield from (call.id, call.name, call.arguments)
+
+
+def template_tool(tool: Tool, mark: Callable[[str], str]) -> dict[str, Any]:
+    """`tool` as templates read it, every string of the client's marked."""
+    function = _mapped(json.loads(tool.definition), mark)
+    return {"type": "function", "function": function}
 
 
 def template_message(

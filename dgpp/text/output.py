@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import codecs
-from collections import deque
-from collections.abc import Sequence
+import hashlib
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from dgpp.sched.verdict import Finish
 from dgpp.text.bytelevel import TokenBytes
-from dgpp.text.delta import Delta, RowLogprobs, TextPart, TokenLogprob, TopLogprob
-from dgpp.text.holdback import HoldBack
+from dgpp.text.calls.reader import Arguments, CallBegun, CallEnded
+from dgpp.text.calls.values import ToolSchema
+from dgpp.text.delta import (
+    ArgumentsPart,
+    CallPart,
+    Delta,
+    Part,
+    ReasoningPart,
+    RowLogprobs,
+    TextPart,
+)
+from dgpp.text.dialect import PLAIN, Dialect
+from dgpp.text.router import Content, Reasoning, Routed, Router
+from dgpp.text.visible import VisibleTokens
 
 REASONS = {
     Finish.EOS: "stop",
@@ -20,33 +34,73 @@ REASONS = {
 }
 """What a client reads for each way a request ends."""
 
+ENDED_BY_MODEL = (Finish.EOS, Finish.STOP)
+
 _decoder = codecs.getincrementaldecoder("utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What a request asks of its output.
+
+    `reasoning`    the prompt ends inside the think tags
+    `tools`        the tools that may be called, by name; none means that calls are text
+    `forced`       one tool was named by the client: its call is a plain stop (OpenAI's rule)
+    `whole_arguments`  a call's arguments are told in one piece, when they are complete
+    """
+
+    stop: tuple[str, ...] = ()
+    dialect: Dialect = PLAIN
+    reasoning: bool = False
+    tools: Mapping[str, ToolSchema] = field(default_factory=dict)
+    forced: bool = False
+    whole_arguments: bool = False
 
 
 class OutputStream:
     """Turns the tokens of one choice into deltas.
 
-    However the tokens are cut into steps, the deltas join to the same text, logprobs, finish and
-    count. Text that was sent is never taken back: what may still become a stop string and the
-    bytes of an unfinished character wait, and come out when the choice ends.
+    However the tokens are cut into steps, the deltas join to the same reasoning, text, calls,
+    logprobs, finish and counts. What was sent is never taken back: what may still become a stop
+    string or a marker and the bytes of an unfinished character wait, and come out when the choice
+    ends.
 
     `completion_tokens` counts tokens up to the end token, or the one that completed a stop
     string. `stop_found` is set where a stop string ended the text: the engine does not know yet.
     `finished` is set after the last delta; whatever is fed then is dropped.
     """
 
-    def __init__(self, table: TokenBytes, id: str, choice: int, stop: Sequence[str] = ()) -> None:  # noqa: A002
+    def __init__(
+        self,
+        table: TokenBytes,
+        id: str,  # noqa: A002
+        choice: int,
+        options: OutputOptions | Sequence[str] = (),
+    ) -> None:
+        if not isinstance(options, OutputOptions):
+            options = OutputOptions(stop=tuple(options))
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self.stop_found = False
         self.finished = False
         self._table = table
         self._id = id
         self._choice = choice
-        self._router = HoldBack(tuple(text.encode() for text in stop)) if stop else None
-        self._decoder = _decoder("replace")
+        self._options = options
+        self._router = Router(
+            options.dialect,
+            tools=options.tools,
+            stop=tuple(text.encode() for text in options.stop),
+            reasoning=options.reasoning,
+        )
+        self._text = _decoder("replace")
+        self._reasoning = _decoder("replace")
         self._fed = 0
-        self._released = 0
-        self._waiting: deque[tuple[int, int, RowLogprobs]] = deque()
+        self._visible = VisibleTokens(table)
+        self._call = -1
+        self._kept: list[str] = []
+        self._reasoned = False
+        self._starts: list[int] = []
 
     def feed(
         self,
@@ -63,41 +117,54 @@ class OutputStream:
             return None
         shown = tokens[:-1] if finish is Finish.EOS else tokens
         pieces = [self._table.raw(token) for token in shown]
-        self._queue_logprobs(shown, pieces, logprobs)
-        data = b"".join(pieces)
-        if self._router is not None:
-            data, match = self._router.push(data)
-            if match is not None:
-                tokens = tokens[: self._tokens_through(match.end, pieces)]
-                finish = Finish.STOP
-                self.stop_found = True
-            elif finish is not Finish.NONE:
-                data += self._router.flush()
+        self._visible.add(self._fed, shown, pieces, logprobs)
+        router = self._router
+        routed = router.push(b"".join(pieces))
+        if router.stop_end is not None:
+            tokens = tokens[: self._tokens_through(router.stop_end, pieces)]
+            finish = Finish.STOP
+            self.stop_found = True
+        elif finish is not Finish.NONE:
+            routed += router.finish(whole=finish in ENDED_BY_MODEL)
+        self._count_reasoning(pieces, len(tokens))
         self._fed += sum(map(len, pieces))
-        self._released += len(data)
         self.completion_tokens += len(tokens)
         self.finished = finish is not Finish.NONE
-        text = self._decoder.decode(data, self.finished)
-        entries = self._due_logprobs() if self._waiting else ()
-        if not (text or entries or self.finished):
+        parts = self._parts(routed)
+        entries = self._visible.due(router.resolved, finished=self.finished)
+        if not (parts or entries or self.finished):
             return None
         return Delta(
             self._id,
             self._choice,
             self.completion_tokens,
-            (TextPart(text),) if text else (),
+            tuple(parts),
             entries,
-            REASONS.get(finish),
+            self._reason(finish),
+            self.reasoning_tokens,
         )
 
-    def _queue_logprobs(
-        self, shown: Sequence[int], pieces: list[bytes], logprobs: Sequence[RowLogprobs]
-    ) -> None:
-        end = self._fed
-        for token, piece, row in zip(shown, pieces, logprobs, strict=False):
-            end += len(piece)
-            if piece:
-                self._waiting.append((end, token, row))
+    def _reason(self, finish: Finish) -> str | None:
+        reason = REASONS.get(finish)
+        called = self._router.calls > 0 and not self._options.forced
+        return "tool_calls" if called and reason == "stop" else reason
+
+    def _count_reasoning(self, pieces: list[bytes], tokens: int) -> None:
+        """The reasoning's tokens are those that begin before its end; all while it is open."""
+        router = self._router
+        none = router.settled and not router.in_reasoning and router.reasoning_end is None
+        if self._reasoned or none:
+            return
+        at = self._fed
+        for piece in pieces:
+            self._starts.append(at)
+            at += len(piece)
+        if router.reasoning_end is not None:
+            self.reasoning_tokens = bisect_left(self._starts, router.reasoning_end)
+            self._reasoned = True
+            self._starts.clear()
+        elif router.in_reasoning:
+            self.reasoning_tokens = self.completion_tokens + tokens
 
     def _tokens_through(self, end: int, pieces: list[bytes]) -> int:
         """How many tokens of this step reach byte `end` of the stream."""
@@ -108,28 +175,47 @@ class OutputStream:
                 return count
         return len(pieces)
 
-    def _due_logprobs(self) -> tuple[TokenLogprob, ...]:
-        """Entries of the tokens whose bytes are all released; at a stop, what is left of one."""
-        due = []
-        while self._waiting and self._waiting[0][0] <= self._released:
-            _, token, row = self._waiting.popleft()
-            due.append(self._entry(token, row, None))
-        if self.finished and self._waiting:
-            end, token, row = self._waiting[0]
-            kept = self._released - end + len(self._table.raw(token))
-            if kept > 0:
-                due.append(self._entry(token, row, kept))
-            self._waiting.clear()
-        return tuple(due)
+    def _parts(self, routed: list[Routed]) -> list[Part]:
+        """Neighbours of one kind joined; at the end, what an unfinished character left."""
+        text: list[Part] = []
+        for event in routed:
+            match event:
+                case Content(start, data):
+                    self._visible.show(start, len(data))
+                    _join(text, TextPart(self._text.decode(data)))
+                case Reasoning(data):
+                    _join(text, ReasoningPart(self._reasoning.decode(data)))
+                case CallBegun(name, custom):
+                    self._call += 1
+                    text.append(CallPart(self._call, self._call_id(), name, custom))
+                case Arguments(piece) if self._options.whole_arguments:
+                    self._kept.append(piece)
+                case Arguments(piece):
+                    _join(text, ArgumentsPart(self._call, piece))
+                case CallEnded() if self._kept:
+                    _join(text, ArgumentsPart(self._call, "".join(self._kept)))
+                    self._kept.clear()
+        if self.finished:
+            _join(text, ReasoningPart(self._reasoning.decode(b"", True)))
+            _join(text, TextPart(self._text.decode(b"", True)))
+        return text
 
-    def _entry(self, token: int, row: RowLogprobs, kept: int | None) -> TokenLogprob:
-        named = self._table.named
-        text, raw = named(token)
-        if kept is not None:
-            raw = raw[:kept]
-            text = raw.decode("utf-8", "replace")
-        top = tuple(
-            TopLogprob(*named(other), value)
-            for other, value in zip(row.ids, row.values, strict=True)
-        )
-        return TokenLogprob(text, raw, row.logprob, top)
+    def _call_id(self) -> str:
+        name = f"{self._id}\0{self._choice}\0{self._call}".encode()
+        return "call_" + hashlib.blake2b(name, digest_size=8).hexdigest()
+
+
+def _join(parts: list[Part], part: TextPart | ReasoningPart | ArgumentsPart) -> None:
+    """Append `part`, or lengthen the last one where it is of the same kind and call."""
+    if not part.text:
+        return
+    last = parts[-1] if parts else None
+    match last, part:
+        case (TextPart(), TextPart()):
+            parts[-1] = TextPart(last.text + part.text)
+        case (ReasoningPart(), ReasoningPart()):
+            parts[-1] = ReasoningPart(last.text + part.text)
+        case (ArgumentsPart(), ArgumentsPart()) if last.index == part.index:
+            parts[-1] = ArgumentsPart(part.index, last.text + part.text)
+        case _:
+            parts.append(part)

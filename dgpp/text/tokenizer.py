@@ -11,6 +11,7 @@ import tokenizers
 
 from dgpp.checkpoint.json_file import read_object
 from dgpp.text.bytelevel import TokenBytes
+from dgpp.text.calls.format import MARKERS
 from dgpp.text.errors import PromptTooLongError, TokenizerError, TokenRangeError
 from dgpp.text.guard import ControlGuard
 
@@ -50,7 +51,7 @@ class Tokenizer:
         self.bytes = TokenBytes(
             self._plain.id_to_token,
             self._texts,
-            frozenset(self.controls[text] for text in self.special),
+            frozenset(self.controls[text] for text in self.special - MARKERS),
         )
         self.guard = ControlGuard(self.controls)
         self.special_guard = ControlGuard({text: self.controls[text] for text in self.special})

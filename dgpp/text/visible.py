@@ -1,0 +1,73 @@
+"""The log probabilities of the tokens that a client sees, in step with the text it is sent."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from dgpp.text.bytelevel import TokenBytes
+from dgpp.text.delta import RowLogprobs, TokenLogprob, TopLogprob
+
+
+class VisibleTokens:
+    """Tokens with logprobs wait here until all their bytes are dealt out.
+
+    A token is told if any of its bytes is text; `raw` are those that are, so that over a choice
+    they join to the text's own bytes.
+    """
+
+    def __init__(self, table: TokenBytes) -> None:
+        self._table = table
+        self._waiting: deque[tuple[int, int, int, RowLogprobs]] = deque()
+        self._shown: deque[tuple[int, int]] = deque()
+
+    def add(
+        self,
+        start: int,
+        tokens: Sequence[int],
+        pieces: Sequence[bytes],
+        logprobs: Sequence[RowLogprobs],
+    ) -> None:
+        """`tokens` of bytes `pieces` begin at offset `start`; `logprobs` is parallel or empty."""
+        for token, piece, row in zip(tokens, pieces, logprobs, strict=False):
+            if piece:
+                self._waiting.append((start, start + len(piece), token, row))
+                start += len(piece)
+
+    def show(self, start: int, size: int) -> None:
+        """`size` bytes from offset `start` on are text."""
+        if not self._waiting:
+            return
+        if self._shown and self._shown[-1][1] == start:
+            self._shown[-1] = (self._shown[-1][0], start + size)
+        else:
+            self._shown.append((start, start + size))
+
+    def due(self, resolved: int, *, finished: bool) -> tuple[TokenLogprob, ...]:
+        """Entries of the tokens that end at `resolved` or before; of all, when `finished`."""
+        entries = []
+        while self._waiting and (finished or self._waiting[0][1] <= resolved):
+            start, end, token, row = self._waiting.popleft()
+            while self._shown and self._shown[0][1] <= start:
+                self._shown.popleft()
+            raw = self._table.raw(token)
+            kept = b"".join(
+                raw[max(0, low - start) : high - start]
+                for low, high in self._shown
+                if low < end and high > start
+            )
+            if kept:
+                entries.append(self._entry(token, row, None if kept == raw else kept))
+        return tuple(entries)
+
+    def _entry(self, token: int, row: RowLogprobs, kept: bytes | None) -> TokenLogprob:
+        named = self._table.named
+        text, raw = named(token)
+        if kept is not None:
+            raw = kept
+            text = raw.decode("utf-8", "replace")
+        top = tuple(
+            TopLogprob(*named(other), value)
+            for other, value in zip(row.ids, row.values, strict=True)
+        )
+        return TokenLogprob(text, raw, row.logprob, top)
