@@ -9,7 +9,7 @@ from dgpp.text.bytelevel import TokenBytes
 from dgpp.text.codec import TextCodec
 from dgpp.text.errors import NoTokenizerError
 from dgpp.text.guard import ControlGuard
-from dgpp.text.messages import Message
+from dgpp.text.messages import Message, Tool
 from dgpp.text.tokenizer import Tokenizer
 
 
@@ -44,6 +44,7 @@ class IdCodec(TextCodec):
         messages: Sequence[Message],
         variables: Mapping[str, bool | str] | None = None,
         *,
+        tools: Sequence[Tool] = (),
         now: float = 0.0,
         most: int | None = None,
     ) -> NoReturn:
