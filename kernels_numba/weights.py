@@ -28,15 +28,18 @@ class Form(enum.IntEnum):
     INT8_G64 = 7
     INT4_G128 = 8
     INT8_G128 = 9
+    BF12 = 10
 
 
 class Code(enum.Enum):
     """One value before its scale. e2m1 and e4m3 are the OCP formats, of int4 and int8 the zero is
     in the middle: value = code − 8, code − 128. Two codes of four bits share a byte, the even
-    element in the low half."""
+    element in the low half. bf12 is bf16 with exponents relative to the row's (`bf12.narrow`).
+    """
 
     F32 = "f32"
     BF16 = "bf16"
+    BF12 = "bf12"
     E4M3 = "e4m3"
     INT8 = "int8"
     E2M1 = "e2m1"
@@ -44,7 +47,8 @@ class Code(enum.Enum):
 
     @property
     def bits(self) -> int:
-        return {"f32": 32, "bf16": 16, "e4m3": 8, "int8": 8, "e2m1": 4, "int4": 4}[self.value]
+        wide = {"f32": 32, "bf16": 16, "bf12": 12, "e4m3": 8, "int8": 8}
+        return wide.get(self.value, 4)
 
 
 class Scale(enum.Enum):
@@ -68,7 +72,7 @@ class Layout:
 
     `group` consecutive values of a row share a scale, or the whole row where it is 0. With `grid` a
     block of rows shares its line of scales; otherwise every row has its own. `factor`: one float32
-    per row multiplies its scales.
+    per row multiplies its scales. `indexed`: a row's scales are found by its own offset.
     """
 
     code: Code
@@ -76,6 +80,10 @@ class Layout:
     group: int = 0
     grid: bool = False
     factor: bool = False
+
+    @property
+    def indexed(self) -> bool:
+        return self.grid or self.code is Code.BF12
 
     def scales(self, columns: int) -> int:
         """Scales of a row of `columns` values."""
@@ -103,6 +111,7 @@ LAYOUTS = {
     Form.INT8_G64: Layout(Code.INT8, Scale.BF16, 64),
     Form.INT4_G128: Layout(Code.INT4, Scale.F16, 128),
     Form.INT8_G128: Layout(Code.INT8, Scale.F16, 128),
+    Form.BF12: Layout(Code.BF12),
 }
 
 DUMMY_DEVIATION = 0.02
@@ -126,9 +135,11 @@ class Part:
     INT8_G64     uint8 [N, K]           uint16 [N, K/64] (bf16)    (code − 128) · scale
     INT4_G128    uint8 [N, K/2]         float16 [N, K/128]         (code − 8) · scale
     INT8_G128    uint8 [N, K]           float16 [N, K/128]         (code − 128) · scale
+    BF12         uint8 [N, 3K/2]        uint8 (rows' headers)      bf16's; made by `bf12.narrow`
 
     `block` is (128, 128) in checkpoints, (32, 32) in some; C is a multiple of 32. The e4m3 codes
-    0x7F and 0xFF (NaN), which no weight uses, read ±480.
+    0x7F and 0xFF (NaN), which no weight uses, read ±480. `offsets` uint32 [N] are where the header
+    of a BF12 row begins; such a part is made after all cutting.
     """
 
     form: Form
@@ -136,6 +147,7 @@ class Part:
     scale: npt.NDArray[Any] | None = None
     multiplier: float = 1.0
     block: tuple[int, int] = (1, 1)
+    offsets: npt.NDArray[np.uint32] | None = None
 
     @property
     def rows(self) -> int:
@@ -143,12 +155,14 @@ class Part:
 
     @property
     def columns(self) -> int:
-        return int(self.data.shape[1]) * (2 if LAYOUTS[self.form].code.bits == 4 else 1)
+        code = LAYOUTS[self.form].code
+        return int(self.data.shape[1]) * self.data.itemsize * 8 // code.bits
 
     def cut_rows(self, first: int, count: int) -> Part:
         """Rows first … first + count − 1. A grid that the cut does not fit gets finer blocks, whose
         scales repeat. Raises ValueError beyond the part."""
-        _require(first >= 0 and first + count <= self.rows, f"{self.rows} rows", first, count)
+        whole = first >= 0 and first + count <= self.rows and self.offsets is None
+        _require(whole, f"{self.rows} rows", first, count)
         rows = slice(first, first + count)
         if self.scale is None or not LAYOUTS[self.form].grid:
             scale = None if self.scale is None else self.scale[rows]
@@ -164,6 +178,7 @@ class Part:
         _require(first >= 0 and first + count <= self.columns, f"{self.columns} columns", first,
                  count)  # fmt: skip
         layout = LAYOUTS[self.form]
+        _require(self.offsets is None, "rows with headers", first, count)
         step = max(layout.group, 1, 8 // layout.code.bits)
         whole = first % step == 0 and (count % step == 0 or first + count == self.columns)
         _require(whole, f"groups of {step} columns", first, count)
@@ -191,6 +206,8 @@ def dummy_part(form: Form, rows: int, columns: int, seed: int) -> Part:
     """Seeded random values of deviation about DUMMY_DEVIATION in a checkpoint's form."""
     rng = np.random.default_rng(seed)
     layout = LAYOUTS[form]
+    if form is Form.BF12:
+        raise ValueError("BF12 is made of values, not of dummies")
     if layout.code in (Code.F32, Code.BF16):
         values = rng.standard_normal((rows, columns), np.float32) * np.float32(DUMMY_DEVIATION)
         if layout.code is Code.F32:
@@ -235,4 +252,4 @@ def matrix_bytes(form: Form, rows: int, columns: int) -> int:
     if layout.scale is not Scale.NONE:
         lines = -(-rows // FP8_BLOCK_ROWS) if layout.grid else rows
         size += lines * layout.scales(padded) * layout.scale.dtype.itemsize
-    return size + 4 * rows * (layout.factor or layout.grid)
+    return size + 4 * rows * (layout.factor or layout.indexed)

@@ -7,7 +7,6 @@ never cross a scale's border, so a vector has one scale.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,47 +14,25 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils
 
+from kernels_numba.cpu.bf12 import load_bf12
+from kernels_numba.cpu.vectors import (
+    F16,
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    FloatVector,
+    IntVector,
+    RowPointers,
+    constant,
+    float_lanes,
+    int_lanes,
+    load_at,
+    load_nibbles,
+    splat,
+)
 from kernels_numba.weights import LAYOUTS, VECTOR, Code, Form, Scale
-
-F16, F32 = ir.HalfType(), ir.FloatType()
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-FloatVector = ir.VectorType(F32, VECTOR)
-IntVector = ir.VectorType(I32, VECTOR)
-
-
-@dataclass(frozen=True, slots=True)
-class RowPointers:
-    """One weight row inside a kernel: integer addresses of its data and scales, and its factor."""
-
-    data: Any
-    scale: Any = None
-    factor: Any = None
-
-
-def constant(value: int) -> Any:
-    return ir.Constant(I64, value)
-
-
-def splat(builder: Any, scalar: Any, vector: ir.VectorType) -> Any:
-    """All lanes equal to `scalar`."""
-    undefined = ir.Constant(vector, ir.Undefined)
-    first = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
-    zeros = ir.Constant(ir.VectorType(I32, VECTOR), [0] * VECTOR)
-    return builder.shuffle_vector(first, undefined, zeros)
-
-
-def load_at(builder: Any, address: Any, kind: Any, align: int = 1) -> Any:
-    """The value of LLVM type `kind` at an integer address."""
-    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
-
-
-def _int_lanes(value: int) -> Any:
-    return ir.Constant(IntVector, [value] * VECTOR)
-
-
-def _float_lanes(value: float) -> Any:
-    return ir.Constant(FloatVector, [value] * VECTOR)
-
 
 # Codes --------------------------------------------------------------------------------------------
 
@@ -68,7 +45,7 @@ def load_f32(builder: Any, row: RowPointers, k: Any) -> Any:
 def _load_bf16(builder: Any, row: RowPointers, k: Any) -> Any:
     address = builder.add(row.data, builder.shl(k, constant(1)))
     wide = builder.zext(load_at(builder, address, ir.VectorType(I16, VECTOR), 2), IntVector)
-    return builder.bitcast(builder.shl(wide, _int_lanes(16)), FloatVector)
+    return builder.bitcast(builder.shl(wide, int_lanes(16)), FloatVector)
 
 
 def _load_e4m3(builder: Any, row: RowPointers, k: Any) -> Any:
@@ -86,44 +63,33 @@ def _load_e4m3(builder: Any, row: RowPointers, k: Any) -> Any:
         ir.Constant(shorts, [8] * VECTOR),
     )
     half = builder.bitcast(builder.or_(magnitude, sign), ir.VectorType(F16, VECTOR))
-    return builder.fmul(builder.fpext(half, FloatVector), _float_lanes(256.0))
-
-
-def _load_nibbles(builder: Any, row: RowPointers, k: Any) -> Any:
-    """Sixteen four-bit codes in order, as integers."""
-    packed_kind = ir.VectorType(I8, VECTOR // 2)
-    packed = load_at(builder, builder.add(row.data, builder.lshr(k, constant(1))), packed_kind)
-    low = builder.and_(packed, ir.Constant(packed_kind, [15] * 8))
-    high = builder.lshr(packed, ir.Constant(packed_kind, [4] * 8))
-    order = [index // 2 + 8 * (index % 2) for index in range(VECTOR)]
-    nibbles = builder.shuffle_vector(low, high, ir.Constant(IntVector, order))
-    return builder.zext(nibbles, IntVector)
+    return builder.fmul(builder.fpext(half, FloatVector), float_lanes(256.0))
 
 
 def _load_e2m1(builder: Any, row: RowPointers, k: Any) -> Any:
     """nibble = sign, 2 exponent bits, 1 mantissa bit."""
-    code = _load_nibbles(builder, row, k)
+    code = load_nibbles(builder, builder.add(row.data, builder.lshr(k, constant(1))))
     # Twice the magnitude is a small integer: m for exponent 0, (2 + m) << (exponent - 1) beyond.
-    mantissa = builder.and_(code, _int_lanes(1))
-    exponent = builder.and_(builder.lshr(code, _int_lanes(1)), _int_lanes(3))
-    subnormal = builder.icmp_unsigned("==", exponent, _int_lanes(0))
-    shift = builder.select(subnormal, _int_lanes(0), builder.sub(exponent, _int_lanes(1)))
-    normal = builder.shl(builder.or_(mantissa, _int_lanes(2)), shift)
+    mantissa = builder.and_(code, int_lanes(1))
+    exponent = builder.and_(builder.lshr(code, int_lanes(1)), int_lanes(3))
+    subnormal = builder.icmp_unsigned("==", exponent, int_lanes(0))
+    shift = builder.select(subnormal, int_lanes(0), builder.sub(exponent, int_lanes(1)))
+    normal = builder.shl(builder.or_(mantissa, int_lanes(2)), shift)
     doubled = builder.sitofp(builder.select(subnormal, mantissa, normal), FloatVector)
-    sign = builder.shl(builder.and_(code, _int_lanes(8)), _int_lanes(28))
+    sign = builder.shl(builder.and_(code, int_lanes(8)), int_lanes(28))
     signed = builder.or_(builder.bitcast(doubled, IntVector), sign)
-    return builder.fmul(builder.bitcast(signed, FloatVector), _float_lanes(0.5))
+    return builder.fmul(builder.bitcast(signed, FloatVector), float_lanes(0.5))
 
 
 def _load_int4(builder: Any, row: RowPointers, k: Any) -> Any:
-    code = _load_nibbles(builder, row, k)
-    return builder.sitofp(builder.sub(code, _int_lanes(8)), FloatVector)
+    code = load_nibbles(builder, builder.add(row.data, builder.lshr(k, constant(1))))
+    return builder.sitofp(builder.sub(code, int_lanes(8)), FloatVector)
 
 
 def _load_int8(builder: Any, row: RowPointers, k: Any) -> Any:
     packed = load_at(builder, builder.add(row.data, k), ir.VectorType(I8, VECTOR))
     code = builder.zext(packed, IntVector)
-    return builder.sitofp(builder.sub(code, _int_lanes(128)), FloatVector)
+    return builder.sitofp(builder.sub(code, int_lanes(128)), FloatVector)
 
 
 # Scales -------------------------------------------------------------------------------------------
@@ -185,6 +151,7 @@ Reader = Callable[..., Any]
 _CODES: dict[Code, Reader] = {
     Code.F32: load_f32,
     Code.BF16: _load_bf16,
+    Code.BF12: load_bf12,
     Code.E4M3: _load_e4m3,
     Code.E2M1: _load_e2m1,
     Code.INT4: _load_int4,
@@ -222,7 +189,7 @@ def loader(form: Form) -> Reader:
 def row_pointers(builder: Any, form: Form, args: list[Any], indices: list[Any]) -> list[Any]:
     """Rows `indices` of the weights (data, stride, scales, stride, factors).
 
-    In a grid `factors` are uint32 byte offsets of the rows' lines of scales.
+    Where rows are indexed, `factors` are uint32 byte offsets of their lines of scales.
     """
     data, stride, scale, scale_stride, factors = args
     layout = LAYOUTS[form]
@@ -231,7 +198,7 @@ def row_pointers(builder: Any, form: Form, args: list[Any], indices: list[Any]) 
         row_data = builder.add(data, builder.mul(stride, index))
         factor_at = builder.add(factors, builder.mul(constant(4), index))
         line = factor = None
-        if layout.grid:
+        if layout.indexed:
             line = builder.add(scale, builder.zext(load_at(builder, factor_at, I32, 4), I64))
         elif layout.scale is not Scale.NONE:
             line = builder.add(scale, builder.mul(scale_stride, index))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kernels_numba.cpu.dot import block_address, row_address
 from kernels_numba.cpu.memory import allocate
-from kernels_numba.weights import LAYOUTS, VECTOR, Part
+from kernels_numba.weights import LAYOUTS, VECTOR, Form, Part
 
 
 class CpuMatrix:
@@ -40,9 +40,10 @@ class CpuMatrix:
         self.data = allocate((self.rows, width), parts[0].data.dtype)
         scales = [self._scales(part) for part in parts]
         lines = sum(scale.shape[0] for scale in scales)
-        self.scale = allocate((lines, layout.scales(self.depth)), layout.scale.dtype)
-        indexed = self.rows if layout.factor or layout.grid else 0
-        self.factors = allocate((indexed,), np.uint32 if layout.grid else np.float32)
+        each = 1 if form is Form.BF12 else layout.scales(self.depth)
+        self.scale = allocate((lines, each), layout.scale.dtype)
+        indexed = self.rows if layout.factor or layout.indexed else 0
+        self.factors = allocate((indexed,), np.uint32 if layout.indexed else np.float32)
         first = line = 0
         for part, scale in zip(parts, scales, strict=True):
             last = first + part.rows
@@ -51,6 +52,8 @@ class CpuMatrix:
             if layout.grid:
                 at = line + np.arange(part.rows) // part.block[0]
                 self.factors[first:last] = at * self.scale.strides[0]
+            elif part.offsets is not None:
+                self.factors[first:last] = line + part.offsets
             elif layout.factor:
                 self.factors[first:last] = part.multiplier
             first, line = last, line + scale.shape[0]
@@ -58,7 +61,7 @@ class CpuMatrix:
             int(self.data.ctypes.data),
             int(self.data.strides[0]),
             int(self.scale.ctypes.data) if lines else 0,
-            int(self.scale.strides[0]) if lines and not layout.grid else 0,
+            int(self.scale.strides[0]) if lines and not layout.indexed else 0,
             int(self.factors.ctypes.data) if indexed else 0,
         )
 
@@ -66,6 +69,8 @@ class CpuMatrix:
         """The part's lines of scales, one per `layout.group` columns."""
         if part.scale is None:
             return np.zeros((0, 0), self.layout.scale.dtype)
+        if part.offsets is not None:
+            return part.scale.reshape(-1, 1)
         if not self.layout.grid:
             return part.scale
         repeats, rest = divmod(part.block[1], self.layout.group)

@@ -14,18 +14,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from kernels_numba.cpu.forms import (
-    F32,
-    I32,
-    I64,
-    FloatVector,
-    RowPointers,
-    constant,
-    load_f32,
-    loader,
-    row_pointers,
-    splat,
-)
+from kernels_numba.cpu.forms import load_f32, loader, row_pointers
+from kernels_numba.cpu.vectors import F32, I32, I64, FloatVector, RowPointers, constant, splat
 from kernels_numba.jit import intrinsic
 from kernels_numba.weights import LAYOUTS, VECTOR, Form
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels_numba.bf12 import narrow
 from kernels_numba.weights import LAYOUTS, Form, Part
 
 CAPACITY = 150
@@ -100,6 +101,17 @@ def _bf16(rng, rows, columns):
     return Part(Form.BF16, bits), bf16_values(bits).astype(np.float64)
 
 
+def _bf12(rng, rows, columns):
+    """Some values outside the window of their row, and a row that has none."""
+    bits = bf16_bits(rng.standard_normal((rows, columns)))
+    bits[rng.random(bits.shape) < 0.01] = 0
+    bits[2] = bf16_bits(2.0 ** rng.uniform(-30, 0, columns))
+    bits[2, ::2] = 0x8000
+    part = narrow(Part(Form.BF16, bits))
+    assert part is not None
+    return part, bf16_values(bits).astype(np.float64)
+
+
 def _nvfp4(rng, rows, columns):
     packed = rng.integers(0, 256, (rows, columns // 2)).astype(np.uint8)
     scale = rng.integers(0, 0x60, (rows, columns // 16)).astype(np.uint8)
@@ -151,6 +163,7 @@ _MAKERS = {
     Form.F32: _f32,
     Form.BF16: _bf16,
     Form.NVFP4: _nvfp4,
+    Form.BF12: _bf12,
     Form.FP8_BLOCK: _fp8_block,
     Form.FP8_CHANNEL: _fp8_channel,
     Form.MXFP4: _mxfp4,

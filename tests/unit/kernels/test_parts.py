@@ -13,7 +13,7 @@ from kernels_numba.cpu.memory import allocate
 from kernels_numba.cpu.rows import embed
 from kernels_numba.weights import LAYOUTS, Form, Part, dummy_part, matrix_bytes
 
-FORMS = list(Form)
+FORMS = [form for form in Form if form is not Form.BF12]
 
 
 def values(part: Part) -> np.ndarray:
