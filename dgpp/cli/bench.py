@@ -3,173 +3,247 @@
 from __future__ import annotations
 
 import json
-import statistics
-import time
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dgpp.engine.model_engine import ModelEngine
+    from dgpp.bench.drive import Driver
+    from dgpp.bench.measure import DecodeFigure, PrefillFigure
+    from dgpp.config.settings import Settings
     from dgpp.models.plan import MemoryPlan
+    from kernels_numba.rates import Yardstick
 
 app = typer.Typer(help="Measure decode and prefill.", no_args_is_help=True)
 
-READ_BYTES = 256 << 20
-READS = 8
-
-Checkpoint = Annotated[str, typer.Option(help="Checkpoint directory or ORG/NAME.")]
-Threads = Annotated[int, typer.Option(help="Kernel threads.", min=1)]
-Context = Annotated[int, typer.Option(help="Tokens already in the cache, or to read.", min=1)]
-Batch = Annotated[int, typer.Option(help="Rows per step.", min=1, max=64)]
-Steps = Annotated[int, typer.Option(help="Timed repetitions.", min=1)]
+Config = Annotated[Path | None, typer.Option(help="Deployment file (JSON).")]
+Checkpoint = Annotated[
+    str | None, typer.Option(help="Instead: checkpoint directory, ORG/NAME, or a config.json.")
+]
+Contexts = Annotated[str, typer.Option(help="Tokens in the cache, or to read: 512,8192.")]
+Batches = Annotated[str, typer.Option(help="Rows per step: 1,8,16.")]
+Load = Annotated[str | None, typer.Option(help="checkpoint, or dummy: random weights.")]
+Backend = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Layers = Annotated[
+    int | None, typer.Option(help="Only the model's first layers, with --load dummy.", min=1)
+]
+Threads = Annotated[int | None, typer.Option(help="Kernel threads of the CPU backend.", min=1)]
+Runs = Annotated[int, typer.Option(help="Timed runs of each figure.", min=1)]
+Steps = Annotated[int, typer.Option(help="Decode steps of a run.", min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def _engine(model: str, threads: int, slots: int, tokens: int) -> tuple[ModelEngine, MemoryPlan]:
-    from dgpp.checkpoint.checkpoint import Checkpoint as Files
-    from dgpp.checkpoint.host_memory import available_memory
-    from dgpp.checkpoint.resolve import resolve_model
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    config: Path | None
+    checkpoint: str | None
+    layers: int | None
+    told: dict[str, str | int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """A loaded engine, and what the machine does per second for each context (bytes for decode,
+    FLOP for prefill, None where that cannot be measured). `about` goes into the JSON object."""
+
+    driver: Driver
+    plan: MemoryPlan
+    rates: dict[int, float | None]
+    about: dict[str, Any]
+
+
+def _settings(wanted: _Wanted, batch: int, tokens: int) -> Settings:
+    from dgpp.bench.setup import overrides
+    from dgpp.cli.settings import load_settings
+    from dgpp.config.resolve import resolve
+    from dgpp.config.site import parse_site
+    from dgpp.errors import ConfigError
+
+    laid = overrides(batch, tokens, wanted.told)
+    if (wanted.config is None) == (wanted.checkpoint is None):
+        raise ConfigError("give either --config FILE or --checkpoint DIRECTORY")
+    if wanted.config is not None:
+        return load_settings(wanted.config, laid)
+    document = {"model": wanted.checkpoint, "world_size": 1}
+    return resolve(document, "--checkpoint", site=parse_site({}, ""), overrides=laid)
+
+
+@contextmanager
+def _engine(
+    wanted: _Wanted, contexts: tuple[int, ...], batch: int, steps: int = 0
+) -> Iterator[_Bench]:
+    """The deployment's engine, loaded as `dgpp run` loads it; `steps` decode steps are to follow a
+    context, 0 for prefill."""
+    # Large products of one thread each: BLAS threads would fight the kernels' own.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    from actors.engine import build_engine
+    from actors.launch import deploy
+    from dgpp.bench.drive import Driver
+    from dgpp.bench.machine import yardstick
+    from dgpp.bench.setup import cut_model, require_positions
     from dgpp.engine.model_engine import ModelEngine
     from dgpp.errors import ConfigError
-    from dgpp.models.plan import MemorySettings, plan_memory, require_fit
 
-    files = Files(resolve_model(model))
-    per_slot = -(-tokens // 64) * 64
-    plan = plan_memory(files.config, MemorySettings(slots=slots, kv_capacity=slots * per_slot))
-    if tokens > plan.limits.position_ceiling:
-        raise ConfigError(
-            f"--context: {tokens} positions are needed, {model} has {plan.limits.position_ceiling}"
-        )
-    require_fit(plan, available_memory())
-    engine = ModelEngine(files, plan.limits, threads)
-    engine.warm_up()
-    return engine, plan
-
-
-def _timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def _open_slots(engine: ModelEngine, batch: int, tokens: int) -> None:
-    """`batch` requests of `tokens` prompt tokens each, not yet read."""
-    import numpy as np
-
-    from dgpp.sample.params import SamplingParams
-    from dgpp.sched.plan import Open, Plan
-    from dgpp.sched.request import Submit, pack_ids
-
-    limits = engine.limits
-    each = limits.blocks // limits.slots
-    ids = np.random.default_rng(0).integers(0, limits.vocab_size, tokens)
-    opens = tuple(
-        Open(
-            slot,
-            Submit(f"bench-{slot}", pack_ids(ids), 1, SamplingParams(temperature=0.0)),
-            tuple(range(slot * each, (slot + 1) * each)),
-        )
-        for slot in range(batch)
-    )
-    engine.forward(Plan(0, closes=tuple(range(batch)), opens=opens))
+    longest = max(contexts) + steps + 1
+    with cut_model(_settings(wanted, batch, longest), wanted.layers) as settings:
+        boot, plan, room = deploy(settings, log_json=False)
+        if plan is None or room is None:
+            raise ConfigError("engine.backend: scripted computes nothing that could be measured")
+        require_positions(boot.limits.position_ceiling, contexts, longest)
+        machine = yardstick(boot.backend, threads=boot.threads, device=boot.device)
+        rates = _rates(machine, contexts, decode=steps > 0)
+        engine = build_engine(boot)
+        assert isinstance(engine, ModelEngine)
+        about = {
+            "model": wanted.checkpoint or settings.model,
+            "layers": wanted.layers,
+            "load": settings.engine.load,
+            "backend": boot.backend,
+            "place": room.name,
+            "yardstick": machine.bandwidth_name if steps else machine.product_name,
+        }
+        yield _Bench(Driver(engine), plan, rates, about)
 
 
-def _read_prompts(engine: ModelEngine, batch: int, tokens: int) -> None:
-    from dgpp.sched.plan import Plan, PrefillChunk
-
-    step = engine.limits.chunk_limit
-    for slot in range(batch):
-        for start in range(0, tokens, step):
-            count = min(step, tokens - start)
-            chunk = PrefillChunk(slot, start, count, last=start + count == tokens)
-            engine.forward(Plan(1, prefills=(chunk,)))
+def _rates(
+    machine: Yardstick, contexts: tuple[int, ...], *, decode: bool
+) -> dict[int, float | None]:
+    if decode:
+        return dict.fromkeys(contexts, machine.bandwidth())
+    return {tokens: machine.product(tokens) for tokens in contexts}
 
 
-def _show(result: dict[str, Any], as_json: bool) -> None:
+def _show(bench: _Bench, table: list[str], figures: list[Any], *, as_json: bool) -> None:
+    import msgspec
+
+    about = bench.about
     if as_json:
-        typer.echo(json.dumps(result))
+        found = [msgspec.to_builtins(figure) for figure in figures]
+        typer.echo(json.dumps({**about, "figures": found}))
         return
-    for name, value in result.items():
-        typer.echo(f"{name:<28} {value:.4g}" if isinstance(value, float) else f"{name:<28} {value}")
+    layers = f", first {about['layers']} layers" if about["layers"] else ""
+    typer.echo(f"{about['model']}{layers} ({about['load']}), {about['backend']} {about['place']}")
+    rates = ", ".join(
+        sorted({"not measured" if r is None else f"{r / 1e12:.4g}" for r in bench.rates.values()})
+    )
+    typer.echo(f"yardstick: {about['yardstick']}, T/s: {rates}")
+    for line in table:
+        typer.echo(line)
+
+
+def _decode_table(figures: list[DecodeFigure], name: str) -> list[str]:
+    from dgpp.bench.table import aligned, share
+
+    header = ["context", "batch", "ms/step", "min", "max", "tok/s", "experts", "GB", f"of {name}"]
+    return aligned(
+        header,
+        [
+            [
+                str(f.context),
+                str(f.batch),
+                f"{f.ms:.3f}",
+                f"{f.ms_min:.3f}",
+                f"{f.ms_max:.3f}",
+                f"{f.tokens_per_second:.1f}",
+                f"{f.experts:.1f}" if f.experts else "-",
+                f"{f.read_bytes / 1e9:.3f}",
+                share(f.of_bandwidth),
+            ]
+            for f in figures
+        ],
+    )
+
+
+def _prefill_table(figures: list[PrefillFigure]) -> list[str]:
+    from dgpp.bench.table import aligned, share
+
+    header = ["tokens", "ms", "min", "max", "tok/s", "TFLOP/s", "of product"]
+    return aligned(
+        header,
+        [
+            [
+                str(f.tokens),
+                f"{f.ms:.1f}",
+                f"{f.ms_min:.1f}",
+                f"{f.ms_max:.1f}",
+                f"{f.tokens_per_second:.0f}",
+                f"{f.flops_per_second / 1e12:.3g}",
+                share(f.of_product),
+            ]
+            for f in figures
+        ],
+    )
 
 
 @app.command("decode")
 def bench_decode(
-    checkpoint: Checkpoint,
-    context: Context = 64,
-    batch: Batch = 1,
-    steps: Steps = 100,
-    threads: Threads = 2,
+    config: Config = None,
+    checkpoint: Checkpoint = None,
+    context: Contexts = "64",
+    batch: Batches = "1",
+    load: Load = None,
+    backend: Backend = None,
+    layers: Layers = None,
+    threads: Threads = None,
+    runs: Runs = 5,
+    steps: Steps = 24,
     as_json: Json = False,
 ) -> None:
-    """One decode step: median time, bytes it must read, and the read bandwidth of the same run.
+    """Greedy decode steps of the deployment's engine, as it serves them.
 
-    `ratio` is the step's time over the time that its bytes take at that bandwidth.
+    GB is what a step must read: weights but the embedding and the experts not picked, and the
+    cached context. The last column is that over the step's time, as a share of the bandwidth
+    measured in the same run.
     """
-    from dgpp.sample.tables import allocate_tables
-    from dgpp.sched.plan import DecodeRow, Plan
-    from kernels_numba.cpu.bandwidth import reader
+    from dgpp.bench.measure import COUNTED_STEPS, WARM_STEPS, Decode
+    from dgpp.bench.setup import whole_numbers
 
-    engine, plan = _engine(checkpoint, threads, batch, context + steps + 1)
-    tables = allocate_tables(batch, engine.limits.vocab_size)
-    _open_slots(engine, batch, context)
-    _read_prompts(engine, batch, context)
-    read = reader(READ_BYTES, threads)
-    size = read()
-    reads, forwards, selects = [], [], []
-    for step in range(steps):
-        rows = tuple(DecodeRow(slot, context + step, 5) for slot in range(batch))
-        forwards.append(_timed(lambda rows=rows: engine.forward(Plan(2, decodes=rows))))  # type: ignore[misc]
-        selects.append(_timed(lambda: engine.select(tables)))
-        if step % max(1, steps // READS) == 0:
-            reads.append(_timed(read))
-    bandwidth = size / statistics.median(reads)
-    kv_bytes = plan.token_bytes * context * batch
-    step_seconds = statistics.median(
-        forward + select for forward, select in zip(forwards, selects, strict=True)
-    )
-    must_read = plan.read_bytes + kv_bytes
-    _show(
-        {
-            "context": context,
-            "batch": batch,
-            "ms_per_step": 1e3 * step_seconds,
-            "tokens_per_second": batch / step_seconds,
-            "forward_ms": 1e3 * statistics.median(forwards),
-            "select_ms": 1e3 * statistics.median(selects),
-            "weight_bytes": plan.read_bytes,
-            "kv_bytes": kv_bytes,
-            "read_gb_per_second": bandwidth / 1e9,
-            "ratio": step_seconds * bandwidth / must_read,
-        },
-        as_json,
-    )
+    contexts, batches = whole_numbers("--context", context), whole_numbers("--batch", batch)
+    told = {"load": load, "backend": backend, "threads": threads}
+    wanted = _Wanted(config, checkpoint, layers, told)
+    with _engine(wanted, contexts, max(batches), max(steps, WARM_STEPS, COUNTED_STEPS)) as bench:
+        decode = Decode(bench.driver, bench.plan, max(contexts), max(batches))
+        figures = [
+            decode.at(tokens, rows, steps=steps, runs=runs, bandwidth=bench.rates[tokens] or 0.0)
+            for tokens in contexts
+            for rows in batches
+        ]
+        table = _decode_table(figures, bench.about["yardstick"])
+        _show(bench, table, figures, as_json=as_json)
 
 
 @app.command("prefill")
 def bench_prefill(
-    checkpoint: Checkpoint,
-    context: Context = 512,
-    steps: Steps = 5,
-    threads: Threads = 2,
+    config: Config = None,
+    checkpoint: Checkpoint = None,
+    context: Contexts = "512",
+    load: Load = None,
+    backend: Backend = None,
+    layers: Layers = None,
+    threads: Threads = None,
+    runs: Runs = 5,
     as_json: Json = False,
 ) -> None:
-    """Read a prompt of `--context` tokens: median time and rate."""
-    engine, _ = _engine(checkpoint, threads, 1, context + 1)
-    times = []
-    for _ in range(steps):
-        _open_slots(engine, 1, context)
-        times.append(_timed(lambda: _read_prompts(engine, 1, context)))
-    seconds = statistics.median(times)
-    _show(
-        {
-            "context": context,
-            "ms": 1e3 * seconds,
-            "best_ms": 1e3 * min(times),
-            "tokens_per_second": context / seconds,
-        },
-        as_json,
-    )
+    """Read one prompt of each length, in the chunks in which it is served.
+
+    FLOPs are those of products with weights alone (experts by their share); the last column is
+    their rate as a share of a plain matrix product's, measured in the same run.
+    """
+    from dgpp.bench.measure import measure_prefill
+    from dgpp.bench.setup import whole_numbers
+
+    contexts = whole_numbers("--context", context)
+    told = {"load": load, "backend": backend, "threads": threads}
+    with _engine(_Wanted(config, checkpoint, layers, told), contexts, 1) as bench:
+        figures = [
+            measure_prefill(
+                bench.driver, bench.plan, tokens, runs=runs, product=bench.rates[tokens]
+            )
+            for tokens in contexts
+        ]
+        _show(bench, _prefill_table(figures), figures, as_json=as_json)

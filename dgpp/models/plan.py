@@ -8,8 +8,9 @@ import msgspec
 
 from dgpp.engine.base import EngineLimits
 from dgpp.errors import ConfigError, MemoryPlanError
-from dgpp.models.registry import family_of
+from dgpp.models.registry import Family, FamilyConfig, family_of
 from dgpp.models.sources import PlannedWeights
+from dgpp.models.work import StepWork, step_work
 from dgpp.state.declaration import CPU_CACHE, CUDA_CACHE
 
 BLOCK_TOKENS = 64
@@ -49,29 +50,17 @@ class MemoryItem(msgspec.Struct, frozen=True):
 
 class MemoryPlan(msgspec.Struct, frozen=True):
     """`items` largest first; `token_bytes` is what one more token of kv_capacity would add;
-    `read_bytes` the weights that one decode step of one row reads; `notes` are for the log."""
+    `work` what a step reads and multiplies; `notes` are for the log."""
 
     items: tuple[MemoryItem, ...]
     limits: EngineLimits
     token_bytes: int
-    read_bytes: int
+    work: StepWork
     notes: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
         return sum(item.bytes for item in self.items)
-
-
-def _read_bytes(weights: dict[str, int], config: Any) -> int:
-    """One row reads every matrix but the embedding table and the experts not chosen."""
-    read = dict(weights)
-    if "head" in read:
-        read.pop("embedding")
-    if "experts" in read:
-        share = config.num_experts_per_tok / config.n_routed_experts
-        read["experts"] = int(read["experts"] * share)
-    read.pop("draft", None)
-    return sum(read.values())
 
 
 def _runtime(settings: MemorySettings) -> int:
@@ -128,9 +117,15 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         tuple(items),
         limits,
         -(-block_bytes // BLOCK_TOKENS),
-        _read_bytes(source.items, parsed),
+        _work(family, parsed),
         tuple(notes),
     )
+
+
+def _work(family: Family, config: FamilyConfig) -> StepWork:
+    target = PlannedWeights()
+    family.build(config, target, drafts=False)
+    return step_work(target.items, target.parameters, config)
 
 
 def row_capacity(limits: EngineLimits) -> int:

@@ -69,17 +69,20 @@ class WeightSource(Protocol):
 
 
 class PlannedWeights:
-    """Counts what each item would take, from shapes alone."""
+    """Counts what each item would take, from shapes alone: bytes, and parameters of matrices."""
 
     def __init__(self) -> None:
         self.items: dict[str, int] = {}
+        self.parameters: dict[str, int] = {}
 
     def _add(self, item: str, size: int) -> None:
         self.items[item] = self.items.get(item, 0) + size
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         for linear in linears:
-            self._add(item, matrix_bytes(linear.format.form, *linear.taken))
+            rows, columns = linear.taken
+            self._add(item, matrix_bytes(linear.format.form, rows, columns))
+            self.parameters[item] = self.parameters.get(item, 0) + rows * columns
         return None
 
     def vector(self, item: str, name: str, size: int, dtypes: Sequence[str] = FLOATS) -> Tensor:

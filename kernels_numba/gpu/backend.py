@@ -7,7 +7,6 @@ eighth bit per layer, and its traffic is nothing beside the weights'.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -296,17 +295,3 @@ class CudaBackend:
         out: CudaTensor,
     ) -> None:
         self._mixture.moe(rows.count, x, experts, routes.handle, shared, out)
-
-    def copy_bandwidth(self, size: int, repeats: int) -> float:
-        """Bytes read and written per second by device copies of `size` bytes."""
-        self._enter()
-        cupy: Any = load_cupy()
-        source, target = cupy.zeros(size, cupy.uint8), cupy.zeros(size, cupy.uint8)
-        start, end = cupy.cuda.Event(), cupy.cuda.Event()
-        target[...] = source
-        start.record(self._stream)
-        for _ in range(repeats):
-            target.data.copy_from_device_async(source.data, size, self._stream)
-        end.record(self._stream)
-        end.synchronize()
-        return float(2 * size * repeats / (cupy.cuda.get_elapsed_time(start, end) / 1e3))

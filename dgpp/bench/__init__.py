@@ -1,0 +1,1 @@
+"""Measuring an engine: the work it is given, and what the machine could do."""

@@ -1,0 +1,127 @@
+"""What a measurement runs and counts: sizes by hand, the table from the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from dgpp.bench.cut import cut_layers
+from dgpp.bench.setup import whole_numbers
+from dgpp.bench.table import aligned, share
+from dgpp.cli.bench import app
+from dgpp.errors import ConfigError, DgppError
+from dgpp.models.plan import MemorySettings, plan_memory
+
+ROOT = Path(__file__).parents[3]
+FACTS = ROOT / "deploy" / "facts"
+TINY = ROOT / "tests" / "fixtures" / "glm-4.7-nvfp4" / "config.json"
+GLM = json.loads((FACTS / "glm-4.7.json").read_text())
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_layers_are_cut_with_every_list_that_has_one_entry_each() -> None:
+    config = {"num_hidden_layers": 4, "layer_types": list("abcd"), "eos_token_id": [1, 2]}
+    cut = cut_layers(config, 2)
+    assert cut == {"num_hidden_layers": 2, "layer_types": ["a", "b"], "eos_token_id": [1, 2]}
+    assert cut_layers({"text_config": config, "x": 1}, 3)["text_config"]["layer_types"] == [*"abc"]
+    assert config["num_hidden_layers"] == 4
+    for layers in (0, 5):
+        with pytest.raises(ConfigError, match=f"--layers: {layers}, the model has 4"):
+            cut_layers(config, layers)
+    with pytest.raises(ConfigError, match="the model has None"):
+        cut_layers({}, 1)
+
+
+def test_eight_layers_of_glm_4_7_are_three_dense_and_five_moe_ones() -> None:
+    """By hand: what spec sheets of the slice say, 22.2 G parameters and 7.01 GB a step."""
+    plan = plan_memory(cut_layers(GLM, 8), MemorySettings())
+    work = plan.work
+    attention = 5120 * (96 + 16) * 128 + 96 * 128 * 5120
+    expert = 3 * 5120 * 1536
+    moe = 5120 * 160 + expert + 8 * expert
+    assert work.linear_parameters == 8 * attention + 3 * 3 * 5120 * 12288 + 5 * moe
+    assert work.expert_bytes == 5 * 160 * 2 * expert
+    assert (work.experts, work.top) == (160, 8)
+    assert work.read_bytes(8) == pytest.approx(7.01e9, rel=2e-3)
+    assert work.expected_experts(1) == pytest.approx(8)
+    assert work.expected_experts(16) == pytest.approx(89.6, abs=0.1)
+    weights = sum(item.bytes for item in plan.items if item.name.startswith("weights"))
+    assert weights == pytest.approx(2 * 22.2e9, rel=5e-3)
+
+
+def test_a_dense_model_with_one_table_reads_it_as_its_head() -> None:
+    dense = cut_layers(GLM, 3) | {"tie_word_embeddings": True, "num_nextn_predict_layers": 0}
+    work = plan_memory(dense, MemorySettings()).work
+    assert (work.experts, work.expert_bytes, work.expected_experts(4)) == (0, 0, 0.0)
+    assert work.fixed_bytes > 2 * 151552 * 5120
+    assert work.read_bytes(0) == work.fixed_bytes
+
+
+def test_numbers_and_tables() -> None:
+    assert whole_numbers("--batch", "8, 1,16,8") == (1, 8, 16)
+    for bad in ("", "1,,2", "0", "-1", "x", "1.5", "9" * 12):
+        with pytest.raises(ConfigError, match="--batch: expected positive integers"):
+            whole_numbers("--batch", bad)
+    assert aligned(["a", "bb"], [["100", "2"]]) == ["  a  bb", "100   2"]
+    assert (share(0.755), share(None)) == ("75.5 %", "-")
+
+
+DUMMY = ["--checkpoint", str(TINY), "--load", "dummy", "--backend", "cpu", "--runs", "1"]
+
+
+def test_decode_prints_figures_that_agree_with_one_another() -> None:
+    context, batch = ["--context", "32,16"], ["--batch", "1,2", "--steps", "2", "--layers", "3"]
+    result = run("decode", *DUMMY, *context, *batch, "--json")
+    assert result.exit_code == 0, result.exception
+    report = json.loads(result.stdout)
+    assert (report["backend"], report["load"], report["layers"]) == ("cpu", "dummy", 3)
+    figures = report["figures"]
+    assert [(f["context"], f["batch"]) for f in figures] == [(16, 1), (16, 2), (32, 1), (32, 2)]
+    plan = plan_memory(cut_layers(json.loads(TINY.read_text()), 3), MemorySettings())
+    for f in figures:
+        assert 3 <= f["experts"] <= 3 * f["batch"]
+        assert f["weight_bytes"] == plan.work.read_bytes(f["experts"])
+        assert f["kv_bytes"] == plan.token_bytes * (f["context"] + 1) * f["batch"]
+        rate = (f["weight_bytes"] + f["kv_bytes"]) / f["ms"] * 1e3
+        assert f["of_bandwidth"] == pytest.approx(rate / f["bandwidth"])
+        assert f["tokens_per_second"] == pytest.approx(f["batch"] / f["ms"] * 1e3)
+        assert f["ms_min"] <= f["ms"] <= f["ms_max"]
+
+
+def test_prefill_prints_a_table() -> None:
+    result = run("prefill", *DUMMY, "--context", "48")
+    assert result.exit_code == 0, result.exception
+    lines = result.stdout.splitlines()
+    assert "(dummy), cpu on this host" in lines[0]
+    assert lines[1].startswith("yardstick: float32 product")
+    assert lines[2].split() == ["tokens", "ms", "min", "max", "tok/s", "TFLOP/s", "of", "product"]
+    assert lines[3].split()[0] == "48"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], r"give either --config FILE or --checkpoint"),
+        (["--config", "a", "--checkpoint", "b"], r"give either"),
+        (["--checkpoint", str(TINY)], r"needs engine\.load dummy"),
+        (["--checkpoint", str(TINY.parent), "--layers", "1"], r"--layers: .*--load dummy"),
+        ([*DUMMY, "--context", "5000"], r"--context: 5000 needs \d+ positions, the model has 4096"),
+        ([*DUMMY, "--batch", "17"], r"--batch: engine\.max_concurrency: expected .* 1\.\.16"),
+        (["--checkpoint", str(TINY), "--load", "x"], r"--load: engine\.load: expected one of"),
+        (
+            ["--checkpoint", str(TINY.parent), "--backend", "scripted"],
+            "nothing that could be",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_named(arguments: list[str], said: str) -> None:
+    result = run("decode", *arguments)
+    assert isinstance(result.exception, DgppError)
+    with pytest.raises(DgppError, match=said):
+        raise result.exception
