@@ -82,7 +82,8 @@ class Decode:
         experts = self._experts(context, tokens)
         seconds = statistics.median(times)
         weight_bytes = plan.work.read_bytes(experts)
-        kv_bytes = float(plan.token_bytes * (context + 1) * batch)
+        # Keys and values are read, state of a fixed size is read and written.
+        kv_bytes = float(batch * (plan.token_bytes * (context + 1) + 2 * plan.request_bytes))
         return DecodeFigure(
             context=context,
             batch=batch,

@@ -91,9 +91,11 @@ def _engine(
 
     longest = max(contexts) + steps + 1
     with cut_model(_settings(wanted, batch, longest), wanted.layers) as settings:
-        boot, plan, room = deploy(settings, log_json=False)
-        if plan is None or room is None:
+        if settings.engine.backend == "scripted":
             raise ConfigError("engine.backend: scripted computes nothing that could be measured")
+        boot, plan, room = deploy(settings, log_json=False)
+        assert plan is not None
+        assert room is not None
         require_positions(boot.limits.position_ceiling, contexts, longest)
         machine = yardstick(boot.backend, threads=boot.threads, device=boot.device)
         rates = _rates(machine, contexts, decode=steps > 0)

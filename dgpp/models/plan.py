@@ -50,11 +50,13 @@ class MemoryItem(msgspec.Struct, frozen=True):
 
 class MemoryPlan(msgspec.Struct, frozen=True):
     """`items` largest first; `token_bytes` is what one more token of kv_capacity would add;
+    `request_bytes` what a request keeps beside its tokens;
     `work` what a step reads and multiplies; `notes` are for the log."""
 
     items: tuple[MemoryItem, ...]
     limits: EngineLimits
     token_bytes: int
+    request_bytes: int
     work: StepWork
     notes: tuple[str, ...] = ()
 
@@ -117,6 +119,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         tuple(items),
         limits,
         -(-block_bytes // BLOCK_TOKENS),
+        snapshot_bytes,
         _work(family, parsed),
         tuple(notes),
     )
