@@ -76,14 +76,40 @@ def serve(settings: Settings, *, log_json: bool) -> int:
 
 def memory_plan(settings: Settings) -> int:
     """Print the plan and check that it fits; the process's exit status."""
-    plan = deploy(settings, log_json=False).plan
+    _print_plan(deploy(settings, log_json=False).plan)
+    return 0
+
+
+def plan_elsewhere(settings: Settings, room_bytes: int | None) -> int:
+    """Print a rank's plan from config.json alone, for a machine that need not be this one, and
+    check that it fits `room_bytes` where they are given; the process's exit status.
+
+    A backend of `auto` is planned as what this machine would take.
+    """
+    wanted = settings.engine.backend
+    backend = choose_backend(wanted)[0] if wanted == "auto" else wanted
+    if backend == "scripted":
+        _print_plan(None)
+        return 0
+    files = find_model(settings.model, weights=False)
+    sizes = memory_settings(settings, backend, unified=False)
+    plan = plan_memory(read_json(files.config), sizes, settings.world_size)
+    _print_plan(plan)
+    if room_bytes is not None:
+        require_fit(plan, room_bytes, "there")
+    return 0
+
+
+def _print_plan(plan: MemoryPlan | None) -> None:
     if plan is None:
         sys.stdout.write("the scripted engine holds no weights and no cache\n")
-        return 0
+        return
     for item in plan.items:
         sys.stdout.write(f"{item.bytes / MIB:12.1f} MiB  {item.name}\n")
-    sys.stdout.write(f"{plan.total / MIB:12.1f} MiB  in all\n")
-    return 0
+    sys.stdout.write(f"{plan.total / MIB:12.1f} MiB  in all, per rank\n")
+    sys.stdout.write(f"{plan.token_bytes / 1024:12.1f} KiB  per token of engine.kv_capacity\n")
+    for note in plan.notes:
+        sys.stdout.write(f"{note}\n")
 
 
 def deploy(settings: Settings, *, log_json: bool, rank: int = 0) -> Deployment:
@@ -125,20 +151,23 @@ def model_files(settings: Settings) -> ModelFiles:
 
 
 def _plan(settings: Settings, files: ModelFiles, backend: str, room: Room) -> MemoryPlan:
-    engine = settings.engine
-    plan = plan_memory(
-        read_json(files.config),
-        MemorySettings(
-            slots=engine.max_concurrency,
-            kv_capacity=engine.kv_capacity,
-            candidates=engine.sampling_candidates,
-            kv_dtype=engine.kv_dtype,
-            backend=backend,
-            unified=room.unified,
-        ),
-    )
+    sizes = memory_settings(settings, backend, unified=room.unified)
+    plan = plan_memory(read_json(files.config), sizes)
     require_fit(plan, room.free_bytes, room.name)
     return plan
+
+
+def memory_settings(settings: Settings, backend: str, *, unified: bool) -> MemorySettings:
+    """What of the settings sizes an engine."""
+    engine = settings.engine
+    return MemorySettings(
+        slots=engine.max_concurrency,
+        kv_capacity=engine.kv_capacity,
+        candidates=engine.sampling_candidates,
+        kv_dtype=engine.kv_dtype,
+        backend=backend,
+        unified=unified,
+    )
 
 
 def kernel_threads(wanted: int) -> int:

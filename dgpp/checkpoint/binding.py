@@ -16,11 +16,15 @@ SHOWN = 5
 
 
 class Binding:
-    """Hands out tensors after checking name, shape and dtype, and keeps account of them."""
+    """Hands out tensors after checking name, shape and dtype, and keeps account of them.
+
+    `ignored` are the tensors that were set aside so far.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self._left = set(checkpoint.names)
+        self.ignored: list[str] = []
 
     def take(self, name: str, shape: tuple[int, ...], dtypes: Sequence[str]) -> npt.NDArray[Any]:
         """Tensor `name`, which must exist, be unused, and have `shape` and one of `dtypes`."""
@@ -43,10 +47,12 @@ class Binding:
 
     def ignore(self, pattern: str) -> None:
         """Set aside whatever matches the shell-style `pattern`; it may be absent."""
-        if not any(sign in pattern for sign in "*?["):
-            self._left.discard(pattern)
-            return
-        self._left.difference_update(fnmatch.filter(self._left, pattern))
+        if any(sign in pattern for sign in "*?["):
+            found = fnmatch.filter(self._left, pattern)
+        else:
+            found = [pattern] if pattern in self._left else []
+        self._left.difference_update(found)
+        self.ignored += found
 
     def finish(self) -> None:
         """CheckpointError naming tensors that are neither used nor ignored."""

@@ -55,6 +55,11 @@ class Checkpoint:
                 raise CheckpointError(message)
 
     @property
+    def files(self) -> list[str]:
+        """The names of its safetensors files."""
+        return [shard.path.name for shard in self._shards]
+
+    @property
     def names(self) -> list[str]:
         return list(self._home)
 
@@ -62,6 +67,11 @@ class Checkpoint:
         """What the header says of tensor `name`, None when there is no such tensor."""
         shard = self._home.get(name)
         return None if shard is None else shard.entries[name]
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes of tensor `name` on disk; KeyError when there is no such tensor."""
+        entry = self._home[name].entries[name]
+        return entry.end - entry.begin
 
     def read(self, name: str) -> npt.NDArray[Any]:
         """Tensor `name` as a view of its mapped file, bf16 and fp8 as unsigned integers."""

@@ -18,6 +18,8 @@ COMMANDS = (
     ("fetch", "dgpp.cli.fetch", "Fetch a model."),
     ("chat", "dgpp.cli.chat", "Talk to a running server."),
     ("check", "dgpp.cli.check", "Check a checkpoint against reference values."),
+    ("plan", "dgpp.cli.plan", "Print a deployment's memory plan."),
+    ("inspect", "dgpp.cli.inspect_checkpoint", "Say what a checkpoint holds."),
     ("bench", "dgpp.cli.bench", "Measure speed."),
     ("resolve", "dgpp.cli.resolve", "Print the resolved settings of a deployment."),
 )

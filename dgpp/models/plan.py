@@ -23,6 +23,7 @@ RUNTIME = 160 << 20
 CUDA_RUNTIME = 1 << 30
 """The driver's context, loaded kernels, partial results of attention, an allocator's remainders."""
 MIB = 1 << 20
+WEIGHTS = "weights: "
 
 
 class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,10 @@ class MemoryPlan(msgspec.Struct, frozen=True):
     def total(self) -> int:
         return sum(item.bytes for item in self.items)
 
+    @property
+    def weight_bytes(self) -> int:
+        return sum(item.bytes for item in self.items if item.name.startswith(WEIGHTS))
+
 
 def _runtime(settings: MemorySettings) -> int:
     if settings.backend != "cuda":
@@ -101,7 +106,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     block_bytes = model.state.block_bytes(form, BLOCK_TOKENS)
     snapshot_bytes = model.state.snapshot_bytes(form)
     sizes = {
-        **{f"weights: {name}": size for name, size in source.items.items()},
+        **{f"{WEIGHTS}{name}": size for name, size in source.items.items()},
         "kv cache": block_bytes * blocks,
         **({"request state": snapshot_bytes * settings.slots} if snapshot_bytes else {}),
         "activations": model.workspace.row_bytes() * capacity,

@@ -1,0 +1,131 @@
+"""What a checkpoint holds: its family, its formats, what is ignored, what each rank would load."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy.typing as npt
+
+from dgpp.checkpoint.binding import Binding
+from dgpp.checkpoint.checkpoint import Checkpoint
+from dgpp.errors import ConfigError
+from dgpp.models.plan import MemorySettings, plan_memory
+from dgpp.models.registry import family_of
+from dgpp.models.sources import CheckedWeights, Linear, WeightSource
+from kernels_numba.backend import Matrix
+
+WORLDS = (1, 2, 4)
+
+
+class Share(msgspec.Struct, frozen=True):
+    """Tensors of one kind: `name`, how many matrices (or vectors), tensors, and bytes on disk."""
+
+    name: str
+    parts: int
+    tensors: int
+    bytes: int
+
+
+class RankShare(msgspec.Struct, frozen=True):
+    """Bytes of weights in a rank's memory, and what draft layers add; `reason` why not."""
+
+    world: int
+    bytes: int
+    draft_bytes: int
+    reason: str = ""
+
+
+class Inspection(msgspec.Struct, frozen=True):
+    """`formats` are those of the matrices, the largest first; `ignored` tensors are grouped by
+    their names with numbers left out."""
+
+    directory: str
+    family: str
+    model_type: str
+    files: int
+    tensors: int
+    bytes: int
+    formats: tuple[Share, ...]
+    vectors: Share
+    draft: Share
+    ignored: tuple[Share, ...]
+    ranks: tuple[RankShare, ...]
+
+
+class _Tally(CheckedWeights):
+    """Binds, and counts what each format takes on disk; draft layers that are not loaded apart."""
+
+    def __init__(self, binding: Binding) -> None:
+        super().__init__(binding)
+        self.formats: dict[str, Counter[str]] = {}
+        self.vectors: Counter[str] = Counter()
+        self.draft: _Tally | None = None
+
+    def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
+        for linear in linears:
+            counts = self.formats.setdefault(linear.format.name, Counter())
+            counts += _counted(self._arrays(linear))
+
+    def _values(self, name: str, size: int, dtypes: Sequence[str]) -> npt.NDArray[Any]:
+        values = super()._values(name, size, dtypes)
+        self.vectors += _counted([values])
+        return values
+
+    def unloaded(self) -> WeightSource:
+        self.draft = self.draft or _Tally(self._binding)
+        return self.draft
+
+    def total(self) -> Counter[str]:
+        return sum(self.formats.values(), start=self.vectors.copy())
+
+
+def _counted(arrays: Sequence[npt.NDArray[Any]]) -> Counter[str]:
+    size = sum(array.nbytes for array in arrays)
+    return Counter(parts=1, tensors=len(arrays), bytes=size)
+
+
+def _share(name: str, counts: Counter[str]) -> Share:
+    return Share(name, counts["parts"], counts["tensors"], counts["bytes"])
+
+
+def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
+    """Raises CheckpointError naming the first tensor or field that the family does not know."""
+    family = family_of(checkpoint.config)
+    binding = Binding(checkpoint)
+    tally = _Tally(binding)
+    family.build(family.parse(checkpoint.config), tally, drafts=False)
+    binding.finish()
+    sizes = {name: checkpoint.bytes_of(name) for name in checkpoint.names}
+    formats = [_share(name, counts) for name, counts in tally.formats.items()]
+    ignored: dict[str, Counter[str]] = {}
+    for name in binding.ignored:
+        counts = ignored.setdefault(re.sub(r"\d+", "N", name), Counter())
+        counts += Counter(parts=1, tensors=1, bytes=sizes[name])
+    return Inspection(
+        directory=str(checkpoint.directory),
+        family=family.name,
+        model_type=str(checkpoint.config["model_type"]),
+        files=len(checkpoint.files),
+        tensors=len(sizes),
+        bytes=sum(sizes.values()),
+        formats=tuple(sorted(formats, key=lambda share: -share.bytes)),
+        vectors=_share("vectors", tally.vectors),
+        draft=_share("draft layers", tally.draft.total() if tally.draft else Counter()),
+        ignored=tuple(_share(name, counts) for name, counts in sorted(ignored.items())),
+        ranks=tuple(_rank(checkpoint, world) for world in WORLDS),
+    )
+
+
+def _rank(checkpoint: Checkpoint, world: int) -> RankShare:
+    try:
+        alone, drafting = (
+            plan_memory(checkpoint.config, MemorySettings(drafts=drafts), world).weight_bytes
+            for drafts in (False, True)
+        )
+    except ConfigError as error:
+        return RankShare(world, 0, 0, str(error))
+    return RankShare(world, alone, drafting - alone)
