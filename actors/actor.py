@@ -13,8 +13,8 @@ class Actor:
     """One role. It sees its context and its messages, never the placement of its peers.
 
     Order of calls: `__init__`, `start`, then `receive` for each message, `serve` once all actors
-    of the rank have started, at the end `drain` (of roles that face clients) and `stop`; or
-    `fail` (of roles that face clients) when the world broke. An exception out of any of them
+    of the rank have started, at the end `drain` (of roles that face outside) and `stop`; or
+    `fail` (of roles that face outside) when the world broke. An exception out of any of them
     ends the world with that error named.
     """
 
@@ -39,11 +39,12 @@ class Actor:
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new and return when all that was taken is answered; the caller waits
-        `timeout_s` seconds at most."""
+        `timeout_s` seconds at most. Roles drain one after the other, in the order of `stop`."""
 
     async def stop(self) -> None:
         """Release what `start` acquired. Work of `context.spawn` is cancelled already, nothing is
         delivered any more and `context.post` does nothing."""
 
-    async def fail(self, cause: str, code: str) -> None:
-        """The world broke: tell whoever waits, with the error code `code`. Peers are gone."""
+    async def fail(self, cause: str, code: str, age_s: float) -> None:
+        """The world broke `age_s` seconds ago: tell whoever waits outside, with the error code
+        `code`. The other actors are gone."""

@@ -89,6 +89,9 @@ class Child:
     def announce_loading(self, what: str | None) -> None:
         self._control.send(control.Loading(what or ""))
 
+    def request_end(self, why: str) -> None:
+        self._control.send(control.End(why))
+
     def _build(self) -> None:
         spec = self._spec
         receivers = [inherit_receiver(channel) for channel in spec.inbound]
@@ -132,8 +135,8 @@ class Child:
                 self._do(self._serve())
             case control.Drain(timeout_s):
                 self._do(self._drain(timeout_s))
-            case control.Fail(cause, code):
-                self._do(self._fail(cause, code))
+            case control.Fail(cause, code, age_s):
+                self._do(self._fail(cause, code, age_s))
             case control.Stop():
                 self._do(self._stop())
 
@@ -155,10 +158,10 @@ class Child:
         await self._actor.drain(timeout_s)
         self._control.send(control.Drained())
 
-    async def _fail(self, cause: str, code: str) -> None:
+    async def _fail(self, cause: str, code: str, age_s: float) -> None:
         self._context.world_failed(cause)
         self._dispatcher.close()
-        await self._actor.fail(cause, code)
+        await self._actor.fail(cause, code, age_s)
         self._finish(2)
 
     async def _stop(self) -> None:

@@ -29,6 +29,8 @@ class Host(Protocol):
 
     def announce_loading(self, what: str | None) -> None: ...
 
+    def request_end(self, why: str) -> None: ...
+
 
 async def run_here(function: Callable[..., T], *args: Any) -> T:
     """A plain call: in a process of its own an actor blocks nobody else."""
@@ -113,6 +115,10 @@ class Context:
     def report_failure(self, error: BaseException) -> None:
         """End the world with `error` as its cause."""
         self._host.report_failure(error)
+
+    def end_world(self, why: str) -> None:
+        """End the world in order, as a signal would."""
+        self._host.request_end(why)
 
     @contextmanager
     def loading(self, what: str) -> Iterator[None]:

@@ -33,10 +33,17 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     kind: str
     message: str
     exit_status: int
+    age_s: float = 0.0
 
 
 class Drained(msgspec.Struct, frozen=True, tag=True):
     """child → supervisor: all that was taken is answered."""
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """child → supervisor: the world is to end in order, as after a signal, because of `why`."""
+
+    why: str
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
@@ -50,24 +57,28 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fail(msgspec.Struct, frozen=True, tag=True):
-    """supervisor → child: the world broke by `cause`; tell clients with error code `code`."""
+    """supervisor → child: the world broke by `cause` `age_s` seconds ago; tell whoever waits
+    outside, with error code `code`."""
 
     cause: str
     code: str
+    age_s: float
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """supervisor → child: release everything and exit."""
 
 
-FromChild = Ready | Serving | Loading | Failed | Drained
+FromChild = Ready | Serving | Loading | Failed | Drained | End
 FromSupervisor = Serve | Drain | Fail | Stop
 
 
 def failed(error: BaseException, exit_status: int) -> Failed:
-    """`error` as a message, cut to what fits; a named error brings its own exit status."""
+    """`error` as a message, cut to what fits; a named error brings its own exit status, and how
+    long ago it happened where that is not now."""
     status = getattr(error, "exit_status", exit_status)
-    return Failed(type(error).__name__, str(error)[:_TEXT_LIMIT], status)
+    age_s = getattr(error, "age_s", 0.0)
+    return Failed(type(error).__name__, str(error)[:_TEXT_LIMIT], status, age_s)
 
 
 def control_pair() -> tuple[socket.socket, socket.socket]:

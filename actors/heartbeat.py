@@ -8,6 +8,7 @@ no watcher looks, and nobody is accused afterwards.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 
@@ -86,14 +87,18 @@ class Heartbeat:
 def end_with_supervisor(page: HeartbeatPage, who: str, limit_s: float) -> Callable[[], None]:
     """A watch for children: ends this process when the supervisor stands still for `limit_s`.
 
-    `os._exit` and a raw write: the rest of the process may hold any lock.
+    `os._exit` and a raw write: the rest of the process may hold any lock. A stopped supervisor is
+    woken, so that it sees its children's end and can end too, with its own status.
     """
     watch = HeartbeatWatch(page, SUPERVISOR)
+    supervisor = os.getppid()
     last_words = f"{who}: the supervisor stopped responding\n".encode()
 
     def look() -> None:
         if watch.look() > limit_s:
             os.write(2, last_words)
+            if os.getppid() == supervisor:
+                os.kill(supervisor, signal.SIGCONT)
             os._exit(2)
 
     return look

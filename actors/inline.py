@@ -57,6 +57,9 @@ class _ActorHost:
     def announce_loading(self, what: str | None) -> None:
         """Nobody watches: all actors share one process."""
 
+    def request_end(self, why: str) -> None:
+        self._world.request_end(why)
+
 
 class InlineWorld:
     """A World (see supervisor.py) on one loop.
@@ -77,10 +80,12 @@ class InlineWorld:
         topology.validate()
         self.topology = topology
         self.failure: asyncio.Future[Failure] = loop.create_future()
+        self.asked: asyncio.Future[str] = loop.create_future()
         self.actors: dict[str, Actor] = {}
         self.contexts: dict[str, Context] = {}
         self.dispatchers: dict[str, Dispatcher] = {}
         self._ready = False
+        self._started: set[str] = set()
         self._broken: str | None = None
         self._boot = boot
         self._loop = loop
@@ -109,8 +114,8 @@ class InlineWorld:
             await self._step(role.role, self.actors[role.role].serve())
 
     async def drain(self, timeout_s: float) -> None:
-        for role in self.topology.roles:
-            if role.faces_clients:
+        for role in reversed(self.topology.roles):
+            if role.faces_outside:
                 await self._step(role.role, self.actors[role.role].drain(timeout_s))
 
     async def stop(self) -> None:
@@ -123,14 +128,14 @@ class InlineWorld:
             except TimeoutError:
                 continue
 
-    async def fail(self, cause: str, code: str, grace_s: float) -> None:
+    async def fail(self, failure: Failure, code: str, grace_s: float) -> None:
         for role, context in self.contexts.items():
-            context.world_failed(cause)
+            context.world_failed(failure.cause)
             self.dispatchers[role].close()
         facing = [
-            self._loop.create_task(self.actors[role.role].fail(cause, code))
+            self._loop.create_task(self.actors[role.role].fail(failure.cause, code, failure.age_s))
             for role in self.topology.roles
-            if role.faces_clients and self._ready and role.role != self._broken
+            if role.faces_outside and role.role in self._started and role.role != self._broken
         ]
         if facing:
             _, late = await asyncio.wait(facing, timeout=grace_s)
@@ -152,7 +157,12 @@ class InlineWorld:
         said = control.failed(error, exit_status=2 if self._ready else 1)
         self._broken = role
         cause = f"{who(role, self.topology.rank)} failed: {said.kind}: {said.message}"
-        self.failure.set_result(Failure(cause, said.exit_status))
+        self.failure.set_result(Failure(cause, said.exit_status, said.age_s))
+
+    def request_end(self, why: str) -> None:
+        """Only the first reason counts."""
+        if not self.asked.done():
+            self.asked.set_result(why)
 
     async def _start(self, role: RoleSpec) -> None:
         name = role.role
@@ -184,6 +194,7 @@ class InlineWorld:
         self.contexts[name] = context
         self.dispatchers[name] = dispatcher
         await actor.start()
+        self._started.add(name)
         dispatcher.open()
 
     async def _step(self, role: str, work: Any) -> None:

@@ -15,14 +15,15 @@ from actors import control
 from actors.heartbeat import HeartbeatPage, HeartbeatWatch
 from actors.pidfd import PidfdWatch
 from actors.spec import ChildSpec, write_spec
+from actors.supervisor import Failure
 from actors.topology import RoleSpec
 
 _log = logging.getLogger("dgpp.supervisor")
 
 
 class ChildProcess:
-    """Starts the child at once. `on_failed` hears (message, exit status) when it breaks: it said
-    so, it ended unasked, or it ended badly when asked to stop."""
+    """Starts the child at once. `on_failed` hears when it breaks: it said so, it ended unasked, or
+    it ended badly when asked to stop. `on_asked` hears why it wants the world to end in order."""
 
     def __init__(
         self,
@@ -31,7 +32,9 @@ class ChildProcess:
         spec: ChildSpec,
         control_end: socket.socket,
         page: HeartbeatPage,
-        on_failed: Callable[[ChildProcess, str, int | None], object],
+        *,
+        on_failed: Callable[[Failure], object],
+        on_asked: Callable[[str], object],
     ) -> None:
         self.role = role
         self.who = spec.who
@@ -47,6 +50,7 @@ class ChildProcess:
         self._stopping = False
         self._killed = False
         self._on_failed = on_failed
+        self._on_asked = on_asked
         self._process = _execute(role, spec)
         self._control = control.ControlChannel(
             loop, control_end, control.FromChild, self._hear, lambda: None
@@ -98,9 +102,11 @@ class ChildProcess:
                 if what:
                     _log.info("%s: %s", self.who, what)
                 self._forgive()
-            case control.Failed(kind, text, exit_status):
+            case control.Failed(kind, text, exit_status, age_s):
                 self.broken = True
-                self._on_failed(self, f"{self.who} failed: {kind}: {text}", exit_status)
+                self._on_failed(Failure(f"{self.who} failed: {kind}: {text}", exit_status, age_s))
+            case control.End(why):
+                self._on_asked(why)
 
     def _forgive(self) -> None:
         """What came before does not count by the rule that applies now."""
@@ -116,7 +122,7 @@ class ChildProcess:
             return
         self.broken = True
         how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
-        self._on_failed(self, f"{self.who} {how}", None)
+        self._on_failed(Failure(f"{self.who} {how}", 2))
 
 
 def _execute(role: RoleSpec, spec: ChildSpec) -> subprocess.Popen[bytes]:

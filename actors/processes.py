@@ -83,6 +83,7 @@ class ProcessWorld:
         topology.validate()
         self.topology = topology
         self.failure: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
+        self.asked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.children: list[ChildProcess] = []
         self._boot = boot
         self._settings = settings
@@ -108,11 +109,10 @@ class ProcessWorld:
             await child.serving.wait()
 
     async def drain(self, timeout_s: float) -> None:
-        facing = [child for child in self.children if child.role.faces_clients]
-        for child in facing:
-            child.send(control.Drain(timeout_s))
-        for child in facing:
-            await child.drained.wait()
+        for child in reversed(self.children):
+            if child.role.faces_outside:
+                child.send(control.Drain(timeout_s))
+                await child.drained.wait()
 
     async def stop(self) -> None:
         for child in reversed(self.children):
@@ -123,19 +123,19 @@ class ProcessWorld:
                 child.kill()
                 await child.exited.wait()
 
-    async def fail(self, cause: str, code: str, grace_s: float) -> None:
+    async def fail(self, failure: Failure, code: str, grace_s: float) -> None:
         facing = [
             child
             for child in self.children
-            if child.role.faces_clients
-            and child.serving.is_set()
+            if child.role.faces_outside
+            and child.ready.is_set()
             and not (child.broken or child.exited.is_set())
         ]
         for child in self.children:
             if child not in facing:
                 child.kill()
         for child in facing:
-            child.send(control.Fail(cause, code))
+            child.send(control.Fail(failure.cause, code, failure.age_s))
         await _all_exited(facing, grace_s)
 
     async def kill(self) -> None:
@@ -171,10 +171,13 @@ class ProcessWorld:
             statistics=wiring.statistics,
             files=role.files,
         )
-        return ChildProcess(self._loop, role, spec, ours, page, self._child_failed)
+        return ChildProcess(
+            self._loop, role, spec, ours, page, on_failed=self._fail, on_asked=self._ask
+        )
 
-    def _child_failed(self, child: ChildProcess, cause: str, exit_status: int | None) -> None:
-        self._fail(Failure(cause, 2 if exit_status is None else exit_status))
+    def _ask(self, why: str) -> None:
+        if not self.asked.done():
+            self.asked.set_result(why)
 
     def _fail(self, failure: Failure) -> None:
         if not self.failure.done():

@@ -28,7 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `drain_timeout_s`: engine.drain_timeout_s. `start_timeout_s`: None waits for ever. `stall_s`:
     a serving process without heart-beat for so long counts as dead. `start_stall_s`: the same
     while it loads. `supervisor_stall_s`: children end themselves after so long without the
-    supervisor's beat. `grace_s`: what a role that faces clients gets to answer them after a
+    supervisor's beat. `grace_s`: what a role that faces outside gets for its last words after a
     failure. `end_s`: a failed world is gone this long after the failure, which shortens the grace
     where noticing took time. `watchdog_s`: the process exits by force so long after the drain
     timeout.
@@ -53,21 +53,24 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class World(Protocol):
-    """The actors of one rank in one placement. `failure` is set once, by whatever breaks first."""
+    """The actors of one rank in one placement. `failure` is set once, by whatever breaks first;
+    `asked` once, when an actor wants the world to end in order."""
 
     failure: asyncio.Future[Failure]
+    asked: asyncio.Future[str]
 
     async def start(self) -> None:
         """Returns when every actor serves."""
 
     async def drain(self, timeout_s: float) -> None:
-        """Returns when the roles that face clients have answered them."""
+        """Returns when the roles that face outside have answered whoever waits there."""
 
     async def stop(self) -> None:
         """Stops all in reverse order, each within its time."""
 
-    async def fail(self, cause: str, code: str, grace_s: float) -> None:
-        """End everything but the roles that face clients; those get `grace_s` to tell them."""
+    async def fail(self, failure: Failure, code: str, grace_s: float) -> None:
+        """End everything but the roles that face outside; those get `grace_s` to tell whoever
+        waits there."""
 
     async def kill(self) -> None:
         """Returns when nothing is left; every fd is closed."""
@@ -86,13 +89,15 @@ class Supervisor:
         self._settings = settings
         self._on_ready = on_ready
         self._loop = asyncio.get_running_loop()
-        self._first_signal: asyncio.Future[int] = self._loop.create_future()
-        self._second_signal: asyncio.Future[int] = self._loop.create_future()
+        self._signals = 0
+        self._asked: asyncio.Future[str] = self._loop.create_future()
+        self._forced: asyncio.Future[int] = self._loop.create_future()
 
     async def run(self) -> int:
         """Returns the exit status: 0 orderly, 1 failed to start, 2 failed or forced."""
         for number in _SIGNALS:
             self._loop.add_signal_handler(number, self._signalled, number)
+        self._world.asked.add_done_callback(self._world_asked)
         try:
             return await self._live()
         finally:
@@ -102,35 +107,35 @@ class Supervisor:
 
     async def _live(self) -> int:
         done = await self._until(
-            self._world.start(), self._first_signal, timeout_s=self._settings.start_timeout_s
+            self._world.start(), self._asked, timeout_s=self._settings.start_timeout_s
         )
         if self._world.failure.done():
             return await self._failed(self._world.failure.result(), ready=False)
-        if self._first_signal.done():
-            _log.info("stopped by signal %d before it was ready", self._first_signal.result())
+        if self._asked.done():
+            _log.info("stopped by %s before it was ready", self._asked.result())
             return 0
         if not done:
             limit = f"start_timeout_s {self._settings.start_timeout_s:g}"
             return await self._failed(Failure(f"not ready within {limit}", 1), ready=False)
         self._on_ready()
-        await self._until(None, self._first_signal)
+        await self._until(None, self._asked)
         if self._world.failure.done():
             return await self._failed(self._world.failure.result(), ready=True)
         return await self._shut_down()
 
     async def _shut_down(self) -> int:
         timeout_s = self._settings.drain_timeout_s
-        _log.info("signal %d: draining up to %g s", self._first_signal.result(), timeout_s)
+        _log.info("%s: draining up to %g s", self._asked.result(), timeout_s)
         watchdog = _watchdog(timeout_s + self._settings.watchdog_s)
         try:
             drained = await self._until(
-                self._world.drain(timeout_s), self._second_signal, timeout_s=timeout_s
+                self._world.drain(timeout_s), self._forced, timeout_s=timeout_s
             )
             if not drained and not self._interrupted():
                 _log.warning("not drained within %g s", timeout_s)
             if not self._interrupted():
-                await self._until(self._world.stop(), self._second_signal)
-            if self._second_signal.done():
+                await self._until(self._world.stop(), self._forced)
+            if self._forced.done():
                 _log.error("second signal: killed")
                 return 2
             if self._world.failure.done():
@@ -143,19 +148,19 @@ class Supervisor:
         _log.error("%s", failure.cause)
         grace_s = min(self._settings.grace_s, self._settings.end_s - failure.age_s)
         await self._until(
-            self._world.fail(failure.cause, ENGINE_FAILURE, max(0.0, grace_s)),
-            self._second_signal,
+            self._world.fail(failure, ENGINE_FAILURE, max(0.0, grace_s)),
+            self._forced,
             watch_failure=False,
         )
         return failure.exit_status if ready else 1
 
     def _interrupted(self) -> bool:
-        return self._world.failure.done() or self._second_signal.done()
+        return self._world.failure.done() or self._forced.done()
 
     async def _until(
         self,
         work: Coroutine[Any, Any, None] | None,
-        interruption: asyncio.Future[int],
+        interruption: asyncio.Future[Any],
         timeout_s: float | None = None,
         *,
         watch_failure: bool = True,
@@ -178,10 +183,16 @@ class Supervisor:
         return False
 
     def _signalled(self, number: int) -> None:
-        if not self._first_signal.done():
-            self._first_signal.set_result(number)
-        elif not self._second_signal.done():
-            self._second_signal.set_result(number)
+        self._signals += 1
+        if not self._asked.done():
+            self._asked.set_result(f"signal {number}")
+        if self._signals > 1 and not self._forced.done():
+            self._forced.set_result(number)
+
+    def _world_asked(self, asked: asyncio.Future[str]) -> None:
+        # A signal that comes later, where whole machines are told to end, forces nothing yet.
+        if not asked.cancelled() and not self._asked.done():
+            self._asked.set_result(asked.result())
 
 
 def _watchdog(seconds: float) -> threading.Timer:

@@ -47,7 +47,7 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
 class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One actor. `actor` is "module:Class"; a role's place in the topology is its start order.
 
-    `shutdown_s`: how long `stop()` may take before the process is killed. `faces_clients`: told
+    `shutdown_s`: how long `stop()` may take before the process is killed. `faces_outside`: told
     to drain, and told when the world fails. `statistics`: the metrics of its shared block.
     `environment` is laid over the parent's for the child; `unset` names are removed from it.
     `files` are open fds of this process that the actor inherits, each under a name.
@@ -56,7 +56,7 @@ class RoleSpec(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     actor: str
     shutdown_s: float = 5.0
-    faces_clients: bool = False
+    faces_outside: bool = False
     statistics: tuple[Metric, ...] = ()
     environment: dict[str, str] = {}
     unset: tuple[str, ...] = ()

@@ -55,7 +55,7 @@ def _roles(boot: Boot) -> tuple[RoleSpec, ...]:
         role("sampler", "actors.sampler:SamplerActor"),
         role("scheduler", "actors.scheduler:SchedulerActor", statistics=SCHEDULER),
         role("tokenizer", "actors.tokenizer:TokenizerActor"),
-        role("http", "actors.http.actor:HttpActor", statistics=HTTP, faces_clients=True),
+        role("http", "actors.http.actor:HttpActor", statistics=HTTP, faces_outside=True),
     )
 
 

@@ -115,7 +115,7 @@ class HttpActor(Role):
             self._flights.refuse_all(shutting_down())
             await self._flights.all_done()
 
-    async def fail(self, cause: str, code: str) -> None:
+    async def fail(self, cause: str, code: str, age_s: float) -> None:
         self._turn(State.FAILED, cause)
         self._count["failed"].add(len(self._flights))
         self._flights.refuse_all(engine_failed(cause))

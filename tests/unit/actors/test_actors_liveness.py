@@ -149,7 +149,7 @@ def test_spawned_work_and_timers_that_break_end_the_world(tmp_path: Path) -> Non
         else:
             world.contexts["worker"].call_later(0, int, "x")
         failure = await asyncio.wait_for(world.failure, 5)
-        await world.fail(failure.cause, "engine_failure", 0.1)
+        await world.fail(failure, "engine_failure", 0.1)
         await world.kill()
         return failure.cause
 

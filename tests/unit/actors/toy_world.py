@@ -1,4 +1,4 @@
-"""A small world: door (faces clients) → worker → keeper → door. Used in processes and inline."""
+"""A small world: door (faces outside) → worker → keeper → door. Used in processes and inline."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Door(ToyActor):
         await asyncio.sleep(self.boot.slow_drain_s)
         self.mark("drain")
 
-    async def fail(self, cause: str, code: str) -> None:
+    async def fail(self, cause: str, code: str, age_s: float) -> None:
         self.mark("fail", f"{cause}|{code}")
         self.context.post("door>worker", Work(0))
         await asyncio.sleep(self.boot.linger_s)
@@ -144,6 +144,8 @@ class Keeper(ToyActor):
         assert not first.flags.writeable
         if self.boot.break_at == "keeper:receive:hold":
             hold_interpreter(3)
+        if self.boot.break_at == "keeper:receive:end":
+            self.context.end_world("keeper has enough")
         total = float(first.sum()) + int(second.sum())
         self.context.post("keeper>door", Sum(message.number, total))
 
@@ -155,7 +157,8 @@ class Keeper(ToyActor):
 
 def topology(shutdown_s: float = 5.0) -> Topology:
     folder = str(Path(__file__).parent)
-    environment = {"PYTHONPATH": folder, "OPENBLAS_NUM_THREADS": "1"}
+    paths = (folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPENBLAS_NUM_THREADS": "1"}
 
     def role(name: str, actor: str, **more: Any) -> RoleSpec:
         return RoleSpec(
@@ -170,7 +173,7 @@ def topology(shutdown_s: float = 5.0) -> Topology:
         roles=(
             role("keeper", "Keeper"),
             role("worker", "Worker", statistics=(Metric("works", "counter"),)),
-            role("door", "Door", faces_clients=True, statistics=(Metric("sums", "counter"),)),
+            role("door", "Door", faces_outside=True, statistics=(Metric("sums", "counter"),)),
         ),
         channels=(
             ChannelSpec(source="door", target="worker", messages=Work | Noise, ring_bytes=256),
