@@ -102,13 +102,18 @@ class Experts:
 
 
 class Routes:
-    """A step's expert choices: ids int32 [capacity, top] ascending, weights float32 alike."""
+    """A step's expert choices: ids int32 [capacity, top] ascending, weights float32 alike.
+
+    `gaps` float32 [capacity]: how far the last expert chosen stands above the first left out, told
+    by the float32 backend alone: what another's rounding may decide the other way.
+    """
 
     handle: Any = None
 
     def __init__(self, capacity: int, top: int) -> None:
         self.ids: I32Array = np.zeros((capacity, top), np.int32)
         self.weights: F32Array = np.zeros((capacity, top), np.float32)
+        self.gaps: F32Array = np.zeros(capacity, np.float32)
 
 
 @dataclass(frozen=True, slots=True)

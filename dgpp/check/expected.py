@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dgpp.check.noise import Noise, stated_noise
 from dgpp.errors import CheckpointError
 
 Array = npt.NDArray[Any]
@@ -29,11 +30,13 @@ class Tolerance(msgspec.Struct, frozen=True):
 
 
 class Tolerances(msgspec.Struct, frozen=True):
-    """`logits` for float32 arrays, `hidden` for the float16 residuals."""
+    """`logits` for float32 arrays, `hidden` for the float16 residuals; `noise` is what bf16 may
+    cost, None where that is not stated."""
 
     logits: Tolerance
     hidden: Tolerance
     variant: str = ""
+    noise: Noise | None = None
 
 
 class _Stated(msgspec.Struct):
@@ -86,9 +89,11 @@ def stated_tolerances(expected: Path) -> Tolerances | None:
         if (entry.get("path"), entry.get("expected")) == (expected.parent.name, expected.name):
             try:
                 found = msgspec.convert(entry, _Entry)
+                noise = stated_noise(entry)
             except msgspec.ValidationError as error:
                 raise CheckpointError(f"{index}: {expected.parent.name}: {error}") from error
-            return Tolerances(found.tolerance.logits, found.tolerance.hidden, found.variant)
+            stated = found.tolerance
+            return Tolerances(stated.logits, stated.hidden, found.variant, noise)
     return None
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from dgpp.check.expected import Array, Expected, Tolerance, Tolerances
-from dgpp.check.trace import Trace, layer_outputs
+from dgpp.check.bf16 import Bf16Judge
+from dgpp.check.expected import Array, Expected, Tolerances
+from dgpp.check.judge import Float32Judge, Judge
+from dgpp.check.report import ForwardReport, LayerError
+from dgpp.check.trace import Taps, Trace, layer_outputs
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
@@ -19,65 +24,6 @@ from dgpp.models.registry import family_of
 CHUNK = 16
 """Rows per prefill chunk and cache block of a check: small, so that fixtures cross borders."""
 SLOTS = 2
-
-
-class LayerError(msgspec.Struct, frozen=True):
-    """Error after layer `layer` (−1: the embedding)."""
-
-    layer: int
-    max_abs: float
-    ok: bool
-
-
-class ForwardReport(msgspec.Struct, frozen=True):
-    """Errors are largest absolute differences; `failures` says in words what is out of tolerance.
-
-    `mtp_max_abs` is None without draft values; `selected_equal` is true without sparse layers.
-    """
-
-    family: str
-    variant: str
-    backend: str
-    world: int
-    logits_max_abs: float
-    layers: tuple[LayerError, ...]
-    greedy_equal: int
-    greedy_total: int
-    greedy_logits_max_abs: float
-    final_norm_max_abs: float
-    router_equal: bool
-    router_weights_max_abs: float
-    selected_equal: bool
-    mtp_max_abs: float | None
-    mtp_router_equal: bool | None
-    ok: bool
-    failures: tuple[str, ...] = ()
-
-
-def _max_abs(got: Array, reference: Array) -> float:
-    difference = np.abs(got.astype(np.float64) - reference.astype(np.float64))
-    return float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0))
-
-
-class _Verdict:
-    """Gathers comparisons; a shape that differs fails like a value."""
-
-    def __init__(self) -> None:
-        self.failures: list[str] = []
-
-    def near(self, name: str, got: Array, reference: Array, tolerance: Tolerance) -> float:
-        if got.shape != reference.shape:
-            self.failures.append(f"{name}: shape {got.shape}, expected {reference.shape}")
-            return float("inf")
-        if tolerance.excess(got, reference) > 1.0:
-            self.failures.append(f"{name}: off by up to {_max_abs(got, reference):.3g}")
-        return _max_abs(got, reference)
-
-    def same(self, name: str, got: Array, reference: Array) -> bool:
-        equal = got.shape == reference.shape and bool(np.array_equal(got, reference))
-        if not equal:
-            self.failures.append(f"{name}: not identical")
-        return equal
 
 
 def _limits(config: dict[str, object], tokens: int) -> EngineLimits:
@@ -95,67 +41,82 @@ def _limits(config: dict[str, object], tokens: int) -> EngineLimits:
     )
 
 
-def _compare_layers(
-    verdict: _Verdict, states: list[Array], reference: Array, tolerance: Tolerance
-) -> list[LayerError]:
-    errors = []
-    for index, (got, wanted) in enumerate(zip(states, reference, strict=True)):
-        before = len(verdict.failures)
-        worst = verdict.near(f"hidden after layer {index - 1}", got, wanted, tolerance)
-        errors.append(LayerError(index - 1, worst, len(verdict.failures) == before))
-    return errors
-
-
-def _compare_routes(
-    verdict: _Verdict, trace: Trace, expected: Expected, tolerance: Tolerance
-) -> tuple[bool, float]:
+def _compare_routes(judge: Judge, taps: Taps, expected: Expected) -> tuple[bool, float]:
     if "router_ids" not in expected:
         return True, 0.0
     equal, worst = True, 0.0
     layers = [int(layer) for layer in expected["moe_layers"]]
-    if layers != trace.taps.moe_layers:
-        verdict.failures.append(f"MoE layers {trace.taps.moe_layers}, expected {layers}")
+    if layers != taps.moe_layers:
+        judge.failures.append(f"MoE layers {taps.moe_layers}, expected {layers}")
         return False, float("inf")
     for place, layer in enumerate(layers):
-        ids, weights = trace.taps.routes(layer)
-        equal &= verdict.same(f"router ids of layer {layer}", ids, expected["router_ids"][place])
-        name = f"router weights of layer {layer}"
-        reference = expected["router_weights"][place]
-        worst = max(worst, verdict.near(name, weights, reference, tolerance))
+        wanted = expected["router_ids"][place], expected["router_weights"][place]
+        same, off = judge.routed("router", layer, taps.routes(layer), wanted)
+        equal &= same
+        worst = max(worst, off)
     return equal, worst
 
 
+def _compare_layers(
+    judge: Judge, states: list[Array], expected: Expected, *, alone: bool
+) -> list[LayerError]:
+    if "hidden" not in expected:
+        return []
+    hidden = expected["hidden"]
+    if len(states) != len(hidden):
+        message = (
+            f"the expected values hold {len(hidden)} hidden states, "
+            f"the model has {len(states)}: the embedding's and one of each layer"
+        )
+        raise CheckpointError(message)
+    return [judge.layer(i, state, hidden, alone=alone) for i, state in enumerate(states)]
+
+
 def _compare_drafts(
-    verdict: _Verdict, trace: Trace, expected: Expected, tolerance: Tolerance
+    judge: Judge, trace: Trace, expected: Expected
 ) -> tuple[float | None, bool | None]:
     if "mtp_logits" not in expected:
         return None, None
     if not trace.draft_logits:
-        verdict.failures.append("draft values are expected, the model has no draft layer")
+        judge.failures.append("draft values are expected, the model has no draft layer")
         return float("inf"), False
-    worst = verdict.near(
-        "draft logits", np.concatenate(trace.draft_logits), expected["mtp_logits"], tolerance
-    )
-    hidden = np.concatenate(trace.draft_hidden)
-    verdict.near("draft hidden", hidden, expected["mtp_hidden"], tolerance)
-    equal = True
-    if "mtp_router_ids" in expected:
-        ids, _ = trace.draft_taps.routes(trace.draft_taps.moe_layers[0])
-        equal = verdict.same("draft router ids", ids, expected["mtp_router_ids"])
+    worst = judge.near("draft logits", np.concatenate(trace.draft_logits), expected["mtp_logits"])
+    judge.near("draft hidden", np.concatenate(trace.draft_hidden), expected["mtp_hidden"])
+    if "mtp_router_ids" not in expected:
+        return worst, True
+    ids, _ = trace.draft_taps.routes(trace.draft_taps.moe_layers[0])
+    equal = bool(np.array_equal(ids, expected["mtp_router_ids"]))
+    if not equal and judge.rule == "float32":
+        judge.failures.append("draft router ids: not identical")
     return worst, equal
 
 
-def _compare_greedy(
-    verdict: _Verdict, trace: Trace, expected: Expected, greedy: Array, tolerance: Tolerance
-) -> tuple[int, float]:
+def _compare_greedy(judge: Judge, trace: Trace, expected: Expected) -> tuple[int, float]:
     """Tokens equal, and the error of the rows they were taken from."""
-    matched = int(np.sum(np.asarray(trace.greedy, np.int64) == greedy))
-    if matched != len(greedy):
-        verdict.failures.append(f"greedy: {matched} of {len(greedy)} tokens equal")
+    if "greedy" not in expected:
+        return 0, 0.0
+    greedy = expected["greedy"]
+    told = "greedy_margin" in expected
+    margins = expected["greedy_margin"] if told else np.full(len(greedy), np.inf)
+    matched = judge.picks(np.asarray(trace.greedy, np.int64), greedy, margins)
     if "greedy_logits" not in expected:
         return matched, 0.0
     got = np.stack(trace.greedy_logits)
-    return matched, verdict.near("greedy logits", got, expected["greedy_logits"], tolerance)
+    return matched, judge.near("greedy logits", got, expected["greedy_logits"])
+
+
+def _float32_gaps(
+    checkpoint: Checkpoint, expected: Expected, limits: EngineLimits, threads: int
+) -> dict[int, Array]:
+    """Per MoE layer, how far float32 holds the last expert chosen from the first left out."""
+    engine = ModelEngine(checkpoint, limits, threads)
+    trace = Trace(engine, expected["ids"], _answer(expected))
+    _, taps = layer_outputs(engine, trace, expected["hidden"])
+    return {layer: taps.gaps(layer) for layer in taps.moe_layers}
+
+
+def _answer(expected: Expected) -> Array:
+    return expected["greedy"] if "greedy" in expected else np.zeros(0, np.int32)
 
 
 def check_checkpoint(
@@ -166,49 +127,50 @@ def check_checkpoint(
     threads: int = 2,
     per_layer: bool = False,
     backend: str = "cpu",
+    rule: str = "float32",
 ) -> ForwardReport:
-    """Run the prompt of `expected` through an engine in chunks, then decode greedily, and compare.
+    """Run the prompt of `expected` through an engine in chunks, then decode its answer, and compare
+    by `rule`.
 
     `per_layer` feeds each layer the reference's own input, so that errors do not add up.
+    Raises CheckpointError where `rule` is bf16 and `tolerances` states no noise.
     """
-    greedy = expected["greedy"] if "greedy" in expected else np.zeros(0, np.int32)
-    tokens = len(expected["ids"]) + len(greedy)
-    limits = _limits(checkpoint.config, tokens)
-    drafts = "mtp_logits" in expected
-    engine = ModelEngine(checkpoint, limits, threads, drafts=drafts, backend=backend)
-    trace = Trace(engine, expected["ids"], len(greedy))
+    answer = _answer(expected)
+    limits = _limits(checkpoint.config, len(expected["ids"]) + len(answer))
+    engine = ModelEngine(
+        checkpoint, limits, threads, drafts="mtp_logits" in expected, backend=backend
+    )
+    trace = Trace(engine, expected["ids"], answer)
     trace.run()
-    verdict = _Verdict()
-    near = tolerances.logits
-    logits = verdict.near("logits", np.concatenate(trace.logits), expected["logits"], near)
-    layers: list[LayerError] = []
-    if "hidden" in expected:
-        states: list[Array] = list(trace.taps.hidden_states())
-        if len(states) != len(expected["hidden"]):
-            message = (
-                f"the expected values hold {len(expected['hidden'])} hidden states, "
-                f"the model has {len(states)}: the embedding's and one of each layer"
-            )
-            raise CheckpointError(message)
-        if per_layer:
-            states = [states[0], *layer_outputs(engine, trace, expected["hidden"])]
-        layers = _compare_layers(verdict, states, expected["hidden"], tolerances.hidden)
+    states, taps = list(trace.taps.hidden_states()), trace.taps
+    alone = per_layer and "hidden" in expected and len(states) == len(expected["hidden"])
+    if alone:
+        outputs, taps = layer_outputs(engine, trace, expected["hidden"])
+        states = [states[0], *outputs]
+    gaps = partial(_float32_gaps, checkpoint, expected, limits, threads) if alone else None
+    judge = make_judge(rule, tolerances, gaps)
+    prompt = np.concatenate(trace.logits)
+    logits = judge.logits(prompt, expected["logits"])
+    router_equal, router_weights = _compare_routes(judge, taps, expected)
+    layers = _compare_layers(judge, states, expected, alone=alone)
     final = 0.0
     if "final_norm" in expected:
-        got = np.concatenate(trace.final_norm)
-        final = verdict.near("final norm", got, expected["final_norm"], near)
-    matched, greedy_logits = _compare_greedy(verdict, trace, expected, greedy, near)
-    router_equal, router_weights = _compare_routes(verdict, trace, expected, near)
-    mtp, mtp_router = _compare_drafts(verdict, trace, expected, near)
+        final = judge.near("final norm", np.concatenate(trace.final_norm), expected["final_norm"])
+    matched, greedy_logits = _compare_greedy(judge, trace, expected)
+    mtp, mtp_router = _compare_drafts(judge, trace, expected)
+    mean, agree = _summary(prompt, expected["logits"])
     return ForwardReport(
         family=family_of(checkpoint.config).name,
         variant=tolerances.variant,
         backend=engine.backend.name,
         world=1,
+        rule=judge.rule,
         logits_max_abs=logits,
+        logits_mean_abs=mean,
+        argmax_agree=agree,
         layers=tuple(layers),
         greedy_equal=matched,
-        greedy_total=len(greedy),
+        greedy_total=len(answer),
         greedy_logits_max_abs=greedy_logits,
         final_norm_max_abs=final,
         router_equal=router_equal,
@@ -216,9 +178,30 @@ def check_checkpoint(
         selected_equal=True,
         mtp_max_abs=mtp,
         mtp_router_equal=mtp_router,
-        ok=not verdict.failures,
-        failures=tuple(verdict.failures),
+        ok=not judge.failures,
+        flips=tuple(judge.flips),
+        failures=tuple(judge.failures),
     )
+
+
+def _summary(got: Array, wanted: Array) -> tuple[float, float]:
+    """mean |error| of logits, and the share of rows with the same best token."""
+    if got.shape != wanted.shape:
+        return float("inf"), 0.0
+    mean = np.nan_to_num(np.abs(got - wanted), nan=np.inf).mean()
+    return float(mean), float((got.argmax(1) == wanted.argmax(1)).mean())
+
+
+def make_judge(
+    rule: str, tolerances: Tolerances, gaps: Callable[[], Mapping[int, Array]] | None
+) -> Judge:
+    """The judge of `rule`. Raises CheckpointError where it has nothing to go by."""
+    if rule == "float32":
+        return Float32Judge(tolerances)
+    if tolerances.noise is None:
+        message = "rule bf16: no index.json states what the reference's own bf16 run costs"
+        raise CheckpointError(message)
+    return Bf16Judge(tolerances.noise, gaps)
 
 
 def open_and_check(
@@ -229,6 +212,7 @@ def open_and_check(
     threads: int,
     per_layer: bool,
     backend: str = "cpu",
+    rule: str = "float32",
 ) -> ForwardReport:
     """`check_checkpoint` from paths. Raises CheckpointError for what cannot be opened."""
     return check_checkpoint(
@@ -238,4 +222,5 @@ def open_and_check(
         threads=threads,
         per_layer=per_layer,
         backend=backend,
+        rule=rule,
     )

@@ -28,6 +28,7 @@ class Taps:
         self._hidden: dict[int, list[F32Array]] = defaultdict(list)
         self._ids: dict[int, list[npt.NDArray[np.int32]]] = defaultdict(list)
         self._weights: dict[int, list[F32Array]] = defaultdict(list)
+        self._gaps: dict[int, list[F32Array]] = defaultdict(list)
 
     def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
         self._hidden[index].append(self._backend.read(x, rows.count))
@@ -36,6 +37,7 @@ class Taps:
         ids, weights = self._backend.read_routes(routes, rows.count)
         self._ids[layer].append(ids)
         self._weights[layer].append(weights)
+        self._gaps[layer].append(routes.gaps[: rows.count].copy())
 
     def hidden_states(self) -> list[F32Array]:
         return [np.concatenate(self._hidden[index]) for index in sorted(self._hidden)]
@@ -43,18 +45,26 @@ class Taps:
     def routes(self, layer: int) -> tuple[npt.NDArray[np.int32], F32Array]:
         return np.concatenate(self._ids[layer]), np.concatenate(self._weights[layer])
 
+    def gaps(self, layer: int) -> F32Array:
+        """How far the last expert chosen stood above the first left out; of the float32 backend."""
+        return np.concatenate(self._gaps[layer])
+
     @property
     def moe_layers(self) -> list[int]:
         return sorted(self._ids)
 
 
 class Trace:
-    """One prompt through prefill chunks, then greedy cached decode steps."""
+    """One prompt through prefill chunks, then cached decode steps that are fed `answer`, token by
+    token: so a pick that differs from it changes nothing after it."""
 
-    def __init__(self, engine: ModelEngine, ids: npt.NDArray[Any], steps: int) -> None:
+    def __init__(
+        self, engine: ModelEngine, ids: npt.NDArray[Any], answer: npt.NDArray[Any]
+    ) -> None:
         self._engine = engine
         self._ids = ids.astype(np.int32)
-        self._steps = steps
+        self._answer = answer
+        self._steps = len(answer)
         limits = engine.limits
         self._tables = allocate_tables(limits.slots, limits.vocab_size)
         self._chunk_logits = engine.backend.logits(limits.chunk_limit, limits.vocab_size)
@@ -91,7 +101,7 @@ class Trace:
             self._read_chunk(start, count)
         engine.observer = None
         for position in range(total, total + self._steps - 1):
-            row = DecodeRow(SLOT, position, self.greedy[-1])
+            row = DecodeRow(SLOT, position, int(self._answer[position - total]))
             engine.forward(Plan(total + position, decodes=(row,)))
             self._pick()
 
@@ -121,12 +131,15 @@ class Trace:
         self.draft_hidden.append(engine.backend.read(model.drafts[0].hidden, rows.count))
 
 
-def layer_outputs(engine: ModelEngine, trace: Trace, inputs: npt.NDArray[Any]) -> list[F32Array]:
-    """Each layer's output on the reference's own input: inputs [L + 1, T, H] → L arrays [T, H]."""
+def layer_outputs(
+    engine: ModelEngine, trace: Trace, inputs: npt.NDArray[Any]
+) -> tuple[list[F32Array], Taps]:
+    """Each layer's output on the reference's own input: inputs [L + 1, T, H] → L arrays [T, H], and
+    the expert choices made on the way."""
     layers, total = inputs.shape[0] - 1, inputs.shape[1]
     rows, step = engine.rows, engine.limits.chunk_limit
     engine.forward(Plan(0, closes=(SLOT,), opens=(trace.open_slot(),)))
-    outputs = []
+    outputs, taps = [], Taps(engine)
     for layer in range(layers):
         parts = []
         for start in range(0, total, step):
@@ -136,7 +149,7 @@ def layer_outputs(engine: ModelEngine, trace: Trace, inputs: npt.NDArray[Any]) -
             chunk = inputs[layer, start : start + rows.count].astype(np.float32)
             engine.backend.begin(rows)
             engine.backend.write(engine.model.work.x, chunk)
-            engine.model.forward_layer(layer, rows)
+            engine.model.forward_layer(layer, rows, taps)
             parts.append(engine.backend.read(engine.model.work.x, rows.count))
         outputs.append(np.concatenate(parts))
-    return outputs
+    return outputs, taps

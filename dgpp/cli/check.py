@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from dgpp.check.forward import ForwardReport
+    from dgpp.check.report import ForwardReport
+
+RULES = {"cpu": "float32", "cuda": "bf16"}
 
 app = typer.Typer(help="Compare a model with reference values.", no_args_is_help=True)
 
@@ -19,13 +21,20 @@ def check() -> None:
 
 
 def _print_report(report: ForwardReport) -> None:
-    typer.echo(f"{report.family} {report.variant} on {report.backend}, world {report.world}")
+    where = f"{report.family} {report.variant} on {report.backend}, world {report.world}"
+    typer.echo(f"{where}, {report.rule} rule")
     for layer in report.layers:
         name = "embedding" if layer.layer < 0 else f"layer {layer.layer}"
-        typer.echo(f"  {name:<12} max |error| {layer.max_abs:.3g}{'' if layer.ok else '  FAIL'}")
-    typer.echo(f"  {'logits':<12} max |error| {report.logits_max_abs:.3g}")
+        change = "" if layer.of_change is None else f", {layer.of_change:.4f} of its change"
+        failed = "" if layer.ok else "  FAIL"
+        typer.echo(f"  {name:<12} max |error| {layer.max_abs:.3g}{change}{failed}")
+    mean = f"max |error| {report.logits_max_abs:.3g}, mean {report.logits_mean_abs:.3g}"
+    typer.echo(f"  {'logits':<12} {mean}, best token equal in {report.argmax_agree:.3f}")
     typer.echo(f"  {'greedy':<12} {report.greedy_equal} of {report.greedy_total} tokens equal")
     typer.echo(f"  {'router':<12} {'equal' if report.router_equal else 'DIFFERS'}")
+    for flip in report.flips:
+        kept = "allowed" if flip.allowed else "FAIL"
+        typer.echo(f"  flip         layer {flip.layer} row {flip.row}: gap {flip.gap:.3g}, {kept}")
     if report.mtp_max_abs is not None:
         typer.echo(f"  {'draft':<12} max |error| {report.mtp_max_abs:.3g}")
     for failure in report.failures:
@@ -45,6 +54,10 @@ def check_forward(
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="Feed each layer the reference's own input.")
     ] = False,
+    rule: Annotated[
+        str,
+        typer.Option(help="What is near enough: float32, bf16, or auto: as the backend computes."),
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     threads: Annotated[int, typer.Option(help="Kernel threads.", min=1)] = 2,
 ) -> None:
@@ -57,6 +70,9 @@ def check_forward(
 
     if backend not in ("auto", "cpu", "cuda"):
         typer.echo(f"--backend: {backend!r} is not one of auto, cpu, cuda", err=True)
+        raise typer.Exit(1)
+    if rule not in ("auto", "float32", "bf16"):
+        typer.echo(f"--rule: {rule!r} is not one of auto, float32, bf16", err=True)
         raise typer.Exit(1)
     chosen, _ = choose_backend(backend)
     tolerances = stated_tolerances(expected)
@@ -72,6 +88,7 @@ def check_forward(
         threads=threads,
         per_layer=per_layer,
         backend=chosen,
+        rule=RULES[chosen] if rule == "auto" else rule,
     )
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())

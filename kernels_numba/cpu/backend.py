@@ -72,12 +72,13 @@ class _RowHandle:
 class _RouteHandle:
     """The addresses of a `Routes`, and room to sort its choices by expert."""
 
-    __slots__ = ("ids", "order", "place", "scratch", "top", "weights")
+    __slots__ = ("gaps", "ids", "order", "place", "scratch", "top", "weights")
 
     def __init__(self, routes: Routes) -> None:
         self.top = int(routes.ids.shape[1])
         self.ids = int(routes.ids.ctypes.data)
         self.weights = int(routes.weights.ctypes.data)
+        self.gaps = int(routes.gaps.ctypes.data)
         self.scratch = np.zeros((2, routes.ids.size), np.int32)
         self.order, self.place = (int(row.ctypes.data) for row in self.scratch)
 
@@ -305,6 +306,7 @@ class CpuBackend:
             raw.address, raw.stride, rows.count, routing.experts, routing.bias.address,
             routing.top, int(routing.normalise), routing.scale,
             raw.address + 4 * padded(routing.experts), routes.handle.ids, routes.handle.weights,
+            routes.handle.gaps,
         )  # fmt: skip
 
     def moe(

@@ -15,16 +15,18 @@ from kernels_numba.jit import get_thread_id, kernel, prange
 @kernel()
 def route_sigmoid(
     logits: int, logits_stride: int, rows: int, experts: int, bias: int, top: int,
-    normalise: int, scale: float, scores: int, ids: int, weights: int,
+    normalise: int, scale: float, scores: int, ids: int, weights: int, gaps: int,
 ) -> None:  # fmt: skip
     """Choose `top` experts per row by sigmoid(logit) + bias, the lower id first on a tie.
 
     ids int32 [rows, top] ascending; weights float32 [rows, top] are the unbiased scores, divided by
-    their sum + 1e-20 when `normalise`, times `scale`. `scores` is scratch for 2 · experts floats.
+    their sum + 1e-20 when `normalise`, times `scale`. gaps float32 [rows]: from the last chosen to
+    the first left out. `scores` is scratch for 2 · experts floats.
     """
     score = view_f32(scores, experts)
     ranked = view_f32(scores + 4 * experts, experts)
     shift = view_f32(bias, experts)
+    gap = view_f32(gaps, rows)
     for r in range(rows):
         logit = view_f32(logits + r * logits_stride, experts)
         chosen = view_i32(ids + 4 * top * r, top)
@@ -37,12 +39,17 @@ def route_sigmoid(
             for e in range(1, experts):
                 if ranked[e] > ranked[best]:
                     best = e
+            gap[r] = ranked[best]
             ranked[best] = -np.inf
             place = j
             while place > 0 and chosen[place - 1] > best:
                 chosen[place] = chosen[place - 1]
                 place -= 1
             chosen[place] = best
+        left_out = ranked[0]
+        for e in range(1, experts):
+            left_out = max(left_out, ranked[e])
+        gap[r] -= left_out
         total = np.float32(0.0)
         for j in range(top):
             weight[j] = score[chosen[j]]

@@ -29,13 +29,34 @@ def test_fixtures_are_within_their_tolerance(variant: str, extra: list[str]) -> 
     assert result.exit_code == 0, report["failures"]
     assert report["ok"]
     assert (report["family"], report["variant"]) == ("glm-4.7", variant)
-    assert (report["backend"], report["world"]) == ("cpu", 1)
+    assert (report["backend"], report["world"], report["rule"]) == ("cpu", 1, "float32")
+    assert report["argmax_agree"] == 1.0
     assert report["logits_max_abs"] < 1e-3
     assert report["greedy_equal"] == report["greedy_total"] == 24
     assert report["router_equal"]
     assert report["mtp_router_equal"]
     assert report["selected_equal"]
     assert all(layer["ok"] for layer in report["layers"])
+
+
+def test_float32_passes_by_the_bf16_rule_too() -> None:
+    result = run(FIXTURES / "glm-4.7-bf16", "--json", "--per-layer", "--rule", "bf16")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0, report["failures"]
+    assert report["rule"] == "bf16"
+    # A tenth of what bf16 may cost is more than float32 does.
+    assert all(layer["of_change"] < 1e-3 for layer in report["layers"][1:])
+
+
+def test_the_bf16_rule_needs_a_stated_bf16_run(tmp_path: Path) -> None:
+    directory = tmp_path / "copy"
+    shutil.copytree(FIXTURES / "glm-4.7-bf16", directory)
+    result = run(directory, "--rule", "bf16", "--tolerance", "1")
+    assert isinstance(result.exception, CheckpointError)
+    assert "rule bf16: no index.json states" in str(result.exception)
+    result = run(directory, "--rule", "fp8")
+    assert result.exit_code == 1
+    assert "--rule: 'fp8' is not one of auto, float32, bf16" in result.stderr
 
 
 def test_a_wrong_value_fails_by_name(tmp_path: Path) -> None:

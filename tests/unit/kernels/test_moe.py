@@ -53,6 +53,9 @@ def test_moe_is_the_weighted_sum_of_its_experts(backend, form, count) -> None:
         chosen = np.sort(np.argsort(-(score + bias), kind="stable")[:TOP])
         weights = score[chosen] / (score[chosen].sum() + 1e-20) * 2.5
         np.testing.assert_array_equal(ids[r], chosen)
+        if backend.name == "cpu":
+            ranked = np.sort(score + bias)[::-1]
+            assert routes.gaps[r] == pytest.approx(ranked[TOP - 1] - ranked[TOP], abs=1e-5)
         np.testing.assert_allclose(given[r], weights, rtol=1e-5)
         total = before[r].astype(np.float64) + shared[r]
         for e, weight in zip(chosen, weights, strict=True):
