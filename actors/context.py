@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -13,6 +14,7 @@ from actors.channel import ChannelStatistics, Receiver, Sender
 from actors.statistics import StatisticsBlock
 
 T = TypeVar("T")
+Factory = Callable[[], asyncio.BaseProtocol]
 ClockNs = Callable[[], int]
 
 
@@ -30,6 +32,18 @@ class Host(Protocol):
     def announce_loading(self, what: str | None) -> None: ...
 
     def request_end(self, why: str) -> None: ...
+
+
+class Connect(Protocol):
+    """Has the protocol that `factory` makes speak over a stream: the connected socket `fd`."""
+
+    def __call__(self, fd: int, factory: Factory) -> Awaitable[object]: ...
+
+
+async def over_socket(fd: int, factory: Factory) -> object:
+    """The socket itself, which the transport owns from now on."""
+    loop = asyncio.get_running_loop()
+    return await loop.create_connection(factory, sock=socket.socket(fileno=fd))
 
 
 async def run_here(function: Callable[..., T], *args: Any) -> T:
@@ -59,6 +73,7 @@ class Context:
         peers: Mapping[str, StatisticsBlock],
         files: Mapping[str, int],
         host: Host,
+        connect: Connect = over_socket,
     ) -> None:
         self.role = role
         self.rank = rank
@@ -72,6 +87,7 @@ class Context:
         self._senders = senders
         self._receivers = receivers
         self._host = host
+        self._connect = connect
         self._tasks: set[asyncio.Task[None]] = set()
         self._world_failed = False
 
@@ -111,6 +127,10 @@ class Context:
         self._tasks.add(task)
         task.add_done_callback(self._finished)
         return task
+
+    async def connect(self, name: str, factory: Factory) -> None:
+        """Have the protocol that `factory` makes speak over the stream socket in file `name`."""
+        await self._connect(self.files[name], factory)
 
     def report_failure(self, error: BaseException) -> None:
         """End the world with `error` as its cause."""

@@ -173,13 +173,17 @@ def to_document(settings: Settings) -> dict[str, Any]:
     return _values(settings, fields(Settings), lambda field: field.path != "world_size")
 
 
-def digest(settings: Settings) -> str:
-    """16 hex digits over every key that all ranks must agree on.
+def shared_document(settings: Settings) -> dict[str, Any]:
+    """Every key that all ranks must agree on.
 
     The HTTP port, the connection cap, sampling defaults, nodes and local paths stay out.
     """
-    shared = _values(settings, fields(Settings), lambda field: field.key.shared)
-    encoded = msgspec.json.encode(shared, order="sorted")
+    return _values(settings, fields(Settings), lambda field: field.key.shared)
+
+
+def digest(settings: Settings) -> str:
+    """16 hex digits over every key that all ranks must agree on."""
+    encoded = msgspec.json.encode(shared_document(settings), order="sorted")
     return hashlib.sha256(encoded).hexdigest()[:16]
 
 

@@ -20,11 +20,13 @@ class JournalContractError(DgppError):
 class RankFailedError(WorldFailedError):
     """Another rank failed, ended, fell silent or broke the journal's contract, seen from rank 0.
 
-    `age_s`: how long ago that happened.
+    `cause` is the message without the rank, `age_s` how long ago it happened.
     """
 
-    def __init__(self, message: str, age_s: float = 0.0) -> None:
-        super().__init__(message)
+    def __init__(self, rank: int, cause: str, age_s: float = 0.0) -> None:
+        super().__init__(f"rank {rank}: {cause}")
+        self.rank = rank
+        self.cause = cause
         self.age_s = age_s
 
 

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from dgpp.net.journal_errors import JournalContractError, ReleasedError
 from dgpp.net.journal_join import differing
 from dgpp.net.journal_leader import AHEAD_TICKS
-from dgpp.net.journal_messages import Applied, Beat, Ended, Stop, Stopped, Tick, Warm
+from dgpp.net.journal_messages import Applied, Beat, Ended, Point, Stop, Stopped, Tick, Warm
 from dgpp.net.journal_silence import SILENT_S, START_SILENT_S, Silence
 from dgpp.sched.request import Record
 
 APPLIED_EVERY = AHEAD_TICKS // 4
 """Ticks between two acknowledgements."""
-
-
-class Point(NamedTuple):
-    """Where a rank's scheduler stands between two ticks: verdicts applied, and its digests."""
-
-    steps: int
-    operations: int
-    prefixes: int
 
 
 class Follower:
@@ -78,21 +70,17 @@ class Follower:
             raise ReleasedError(f"rank 0 is gone: silent for {silent_s:.2f} s")
 
     @property
-    def demanded(self) -> int | None:
-        """Verdicts that must be applied before the next record or the end; None: none waits."""
-        if self._records:
-            return self._records[0].steps
-        return self._stop.steps if self._stop is not None else None
+    def due(self) -> bool:
+        """Whether a record waits to be applied."""
+        return bool(self._records)
 
-    def next(self, point: Point) -> Record | None:
-        """The record to apply now that the scheduler stands at `point`; None while none is due.
+    def next(self, point: Point) -> Record:
+        """The record that is due, now that the scheduler stands at `point` and may tick.
 
         Raises JournalContractError where this rank has come somewhere else than rank 0.
         """
-        if not self._records or point.steps < self._records[0].steps:
-            return None
         tick = self._records.popleft()
-        self._compare(f"tick {tick.tick}", tick, point)
+        self._compare(tick, point)
         try:
             record = tick.record()
         except ValueError as error:
@@ -109,8 +97,6 @@ class Follower:
         stop = self._stop
         if stop is None or self.stopped or self._records or point.steps < stop.steps:
             return None
-        if stop.idle:
-            self._compare("stop", stop, point)
         self.stopped = True
         return Stopped(self._applied, *point)
 
@@ -127,14 +113,14 @@ class Follower:
                 f"rank 0 said {what} {number}, {self._received} ticks have come"
             )
 
-    def _compare(self, when: str, theirs: Tick | Stop, mine: Point) -> None:
-        for name, ours, others in (
-            ("steps", mine.steps, theirs.steps),
-            ("operations", mine.operations, theirs.operations),
-            ("prefixes", mine.prefixes, theirs.prefixes),
+    def _compare(self, tick: Tick, mine: Point) -> None:
+        for name, ours, theirs in (
+            ("steps", mine.steps, tick.steps),
+            ("operations", mine.operations, tick.operations),
+            ("prefixes", mine.prefixes, tick.prefixes),
         ):
-            if ours != others:
+            if ours != theirs:
                 raise JournalContractError(
-                    f"{when}: rank {self._rank} disagrees with rank 0: {name} {ours:x}, "
-                    f"rank 0 {others:x}"
+                    f"tick {tick.tick}: rank {self._rank} disagrees with rank 0: "
+                    f"{name} {ours:x}, rank 0 {theirs:x}"
                 )

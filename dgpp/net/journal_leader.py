@@ -44,7 +44,8 @@ class Leader:
     def __init__(self, world: int) -> None:
         self.phase = Phase.STARTING
         self.leave: str | None = None
-        self.stopped: dict[int, Stopped] = {}
+        self.stopped: set[int] = set()
+        self._stop: Stop | None = None
         self._ranks = tuple(range(1, world))
         self._ready: set[int] = set()
         self._silence = {rank: Silence(START_SILENT_S) for rank in self._ranks}
@@ -86,6 +87,7 @@ class Leader:
     def stop(self, stop: Stop) -> None:
         """`stop` went to every rank."""
         assert stop.ticks == self._ticks
+        self._stop = stop
         self.phase = Phase.STOPPING
 
     def receive(self, rank: int, message: Any) -> None:
@@ -101,20 +103,20 @@ class Leader:
             case Leave(why):
                 self.leave = self.leave or f"rank {rank}: {why}"
             case Stopped() if self.phase is Phase.STOPPING:
-                self.stopped[rank] = message
+                self._check_end(rank, message)
+                self.stopped.add(rank)
                 if len(self.stopped) == len(self._ranks):
                     self.phase = Phase.OVER
             case Ended(where, cause, age_s):
-                told = cause if where == rank else f"{cause} (told by rank {rank})"
-                raise RankFailedError(f"rank {where}: {told}", age_s)
+                raise RankFailedError(where, cause, age_s)
             case _:
                 said = f"{type(message).__name__} while {self.phase.name.lower()}"
-                raise RankFailedError(f"rank {rank}: journal: said {said}")
+                raise RankFailedError(rank, f"journal: said {said}")
 
     def closed(self, rank: int, why: str) -> None:
         """`rank`'s connection ended."""
         if rank not in self.stopped:
-            raise RankFailedError(f"rank {rank}: its journal connection ended{why}")
+            raise RankFailedError(rank, f"its journal connection ended{why}")
 
     def look(self) -> None:
         """To be called once per `BEAT_S`: names a rank that has been silent for too long."""
@@ -123,22 +125,23 @@ class Leader:
         for rank, silence in self._silence.items():
             silent_s = silence.look()
             if silent_s is not None and rank not in self.stopped:
-                raise RankFailedError(f"rank {rank}: silent for {silent_s:.2f} s", silent_s)
+                raise RankFailedError(rank, f"silent for {silent_s:.2f} s", silent_s)
 
-    def difference(self, stop: Stop) -> str:
-        """How the operation streams differ after an orderly stop; empty where they agree."""
-        mine = (stop.ticks, stop.steps, stop.operations, stop.prefixes)
-        return "; ".join(
-            f"rank {rank}: {_ending(theirs)}, rank 0: {_ending(stop)}"
-            for rank, theirs in sorted(self.stopped.items())
-            if (theirs.ticks, theirs.steps, theirs.operations, theirs.prefixes) != mine
-        )
+    def _check_end(self, rank: int, theirs: Stopped) -> None:
+        """The operation streams of all ranks must be one, where rank 0's had come to rest."""
+        stop = self._stop
+        assert stop is not None
+        if stop.idle and _ending(theirs) != _ending(stop):
+            raise RankFailedError(
+                rank, f"its operations differ: {_ending(theirs)}; on rank 0 {_ending(stop)}"
+            )
 
     def _apply(self, rank: int, ticks: int) -> None:
         if not self._applied[rank] <= ticks <= self._ticks:
             raise RankFailedError(
-                f"rank {rank}: journal: applied {ticks} ticks after {self._applied[rank]}, "
-                f"{self._ticks} were sent"
+                rank,
+                f"journal: applied {ticks} ticks after {self._applied[rank]}, "
+                f"{self._ticks} were sent",
             )
         self._applied[rank] = ticks
         slowest = min(self._applied.values())

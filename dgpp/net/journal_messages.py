@@ -8,12 +8,21 @@ travel as the 64 bits they are.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from dgpp.sched.request import Record, Submit
+
+
+class Point(NamedTuple):
+    """Where a rank's scheduler stands between two ticks: verdicts applied, and its digests."""
+
+    steps: int
+    operations: int
+    prefixes: int
+
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -87,15 +96,13 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
     stops: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, record: Record, *, steps: int, operations: int, prefixes: int) -> Tick:
+    def of(cls, record: Record, point: Point) -> Tick:
         numbers: dict[bytes, int] = {}
         for submit in record.submits:
             numbers.setdefault(submit.prompt, len(numbers))
         return cls(
             record.tick,
-            steps,
-            operations,
-            prefixes,
+            *point,
             tuple(numbers),
             tuple(numbers[submit.prompt] for submit in record.submits),
             tuple(replace(submit, prompt=b"") for submit in record.submits),

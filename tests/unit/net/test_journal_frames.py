@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dgpp.net.journal_errors import FrameError
 from dgpp.net.journal_frames import FROM_LEADER_BYTES, PROTOCOL, FrameReader, frame
-from dgpp.net.journal_messages import Applied, Beat, Ended, FromLeader, FromRank, Tick
+from dgpp.net.journal_messages import Applied, Beat, Ended, FromLeader, FromRank, Point, Tick
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.request import Record, Submit, pack_ids
 
@@ -101,7 +101,7 @@ def test_deep_nesting_is_refused_like_any_garbage():
 def test_floats_and_seeds_arrive_bit_for_bit(temperature, penalty, seed):
     sampling = SamplingParams(temperature=temperature, presence_penalty=penalty)
     submit = Submit("r-0", pack_ids([1, 2]), 5, sampling, seed=seed)
-    tick = Tick.of(Record(7, (submit,)), steps=3, operations=2**64 - 1, prefixes=0)
+    tick = Tick.of(Record(7, (submit,)), Point(3, 2**64 - 1, 0))
     reader = FrameReader(FromLeader, FROM_LEADER_BYTES)
     reader.feed(frame(tick))
     back = reader.take().record().submits[0]
@@ -114,7 +114,7 @@ def test_floats_and_seeds_arrive_bit_for_bit(temperature, penalty, seed):
 def test_a_prompt_travels_once_whatever_n_is():
     prompt = pack_ids(range(1000))
     record = Record(0, tuple(Submit(f"r-{k}", prompt, 4) for k in range(16)), ("a-0",), ("b-0",))
-    tick = Tick.of(record, steps=0, operations=0, prefixes=0)
+    tick = Tick.of(record, Point(0, 0, 0))
     assert len(frame(tick)) < 2 * len(prompt)
     assert tick.record() == record
 
