@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from actors.boot import Boot
 from actors.channel import Arrays
 from actors.context import Context
-from actors.messages.http_tokenizer import Forget, Prepare
+from actors.messages.http_tokenizer import Decode, Encode, Forget, Prepare
 from actors.messages.sampler_tokenizer import Committed
-from actors.messages.tokenizer_http import Deltas, Prepared, Rejected
+from actors.messages.tokenizer_http import Decoded, Deltas, Encoded, Prepared, Rejected
 from actors.messages.tokenizer_scheduler import Arrive, Stopped
 from actors.role import Role
 from dgpp.checkpoint.json_file import read_json
 from dgpp.sched.admission import request_of
+from dgpp.sched.request import unpack_ids
 from dgpp.serve.errors import ApiError
+from dgpp.serve.request import GenerationRequest
 from dgpp.serve.served import ServedModel
-from dgpp.serve.submission import Submission, submission
+from dgpp.serve.submission import Submission, prompts_of, submission
 from dgpp.text.codec import TextCodec
 from dgpp.text.delta import Delta
 from dgpp.text.ids import IdCodec
@@ -31,6 +35,8 @@ HTTP = "tokenizer>http"
 SCHEDULER = "tokenizer>scheduler"
 
 _log = logging.getLogger("dgpp.tokenizer")
+
+T = TypeVar("T")
 
 INGRESS_THREADS = 2
 """Rendering and encoding run here: one long prompt must not hold up any stream."""
@@ -62,39 +68,58 @@ class TokenizerActor(Role):
             case Prepare():
                 self._preparing.add(message.request.id)
                 self.context.spawn(self._prepare(message))
+            case Encode():
+                self.context.spawn(self._encode(message.request))
+            case Decode():
+                self.context.spawn(self._decode(message))
             case Forget():
                 self._forget(message.id)
 
     async def _prepare(self, message: Prepare) -> None:
         request = message.request
-        assert self._codec is not None
-        try:
-            prepared = await self.context.loop.run_in_executor(
-                self._threads,
-                submission,
-                request,
-                message.seed,
-                self._codec,
-                self._model,
-                time.time(),
-            )
-        except ApiError as error:
-            self._reject(request.id, error)
-            return
-        except Exception:  # noqa: BLE001 - one client's input must not end the world
-            _log.exception("request %s could not be prepared", request.id)
-            self._reject(request.id, ApiError(500, "Internal error"))
-            return
-        if request.id in self._preparing:
+        codec = self._loaded
+        prepared = await self._thread(
+            request.id, submission, request, message.seed, codec, self._model, time.time()
+        )
+        if prepared is not None and request.id in self._preparing:
             self._preparing.remove(request.id)
             self._submit(message, prepared)
 
+    async def _encode(self, request: GenerationRequest) -> None:
+        found = await self._thread(
+            request.id, prompts_of, request, self._loaded, self._model, time.time()
+        )
+        if found is not None:
+            self.context.post(HTTP, Encoded(request.id, found[0]))
+
+    async def _decode(self, message: Decode) -> None:
+        tokenizer = self._loaded.tokenizer
+        ids = unpack_ids(message.ids).tolist()
+        text = await self._thread(message.id, partial(tokenizer.decode, ids, skip_special=False))
+        if text is not None:
+            self.context.post(HTTP, Decoded(message.id, text))
+
+    @property
+    def _loaded(self) -> TextCodec:
+        assert self._codec is not None
+        return self._codec
+
+    async def _thread(self, request: str, work: Callable[..., T], *given: Any) -> T | None:
+        """`work(*given)` off the loop; None where the client was told why there is no result."""
+        try:
+            return await self.context.loop.run_in_executor(self._threads, work, *given)
+        except ApiError as error:
+            self._reject(request, error)
+        except Exception:  # noqa: BLE001 - one client's input must not end the world
+            _log.exception("request %s could not be prepared", request)
+            self._reject(request, ApiError(500, "Internal error"))
+        return None
+
     def _submit(self, message: Prepare, prepared: Submission) -> None:
         request = message.request
-        assert self._codec is not None
         for choice, submit in enumerate(prepared.submits):
             self._outputs[submit.id] = OutputStream(
-                self._codec.tokenizer.bytes, request.id, choice, prepared.output
+                self._loaded.tokenizer.bytes, request.id, choice, prepared.output
             )
         self.context.post(SCHEDULER, Arrive.of(request.id, prepared.submits, prepared.prompts))
         self.context.post(HTTP, Prepared(request.id, prepared.prompt_tokens))

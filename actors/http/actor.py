@@ -11,12 +11,13 @@ from actors.channel import Arrays
 from actors.context import Context
 from actors.http.connection import Listener
 from actors.http.flight import Flight, Flights
+from actors.http.questions import Questions
 from actors.http.routes import Routes
 from actors.http.snapshot import snapshot
 from actors.messages.http_scheduler import Cancel
-from actors.messages.http_tokenizer import Forget, Prepare
+from actors.messages.http_tokenizer import Decode, Encode, Forget, Prepare
 from actors.messages.scheduler_http import Queued, Refused
-from actors.messages.tokenizer_http import Deltas, Prepared, Rejected
+from actors.messages.tokenizer_http import Decoded, Deltas, Encoded, Prepared, Rejected
 from actors.role import Role
 from dgpp.errors import ConfigError
 from dgpp.log import log_event
@@ -25,6 +26,7 @@ from dgpp.serve.errors import ApiError, engine_failed, invalid, overloaded, shut
 from dgpp.serve.health import Health, State
 from dgpp.serve.limits import TEXT_BODY_BYTES
 from dgpp.serve.metrics import MetricsSnapshot
+from dgpp.serve.request import GenerationRequest
 
 TOKENIZER = "http>tokenizer"
 SCHEDULER = "http>scheduler"
@@ -46,6 +48,7 @@ class HttpActor(Role):
         self.max_body_bytes = min(settings.http.max_body_bytes, TEXT_BODY_BYTES)
         self.health = Health(self.model.id)
         self._flights = Flights()
+        self._questions = Questions()
         self._door_limit = settings.engine.queue_limit + settings.engine.max_concurrency
         self._routes = Routes(self)
         self._listener: Listener | None = None
@@ -95,14 +98,16 @@ class HttpActor(Role):
                 if flight := self._flights.get(message.id):
                     flight.at_door = False
                     self._at_door.set(self._flights.at_door())
+            case Encoded():
+                self._questions.answer(message.id, message.ids)
+            case Decoded():
+                self._questions.answer(message.id, message.text)
             case Rejected():
+                if self._questions.refuse(message.id, _error_of(message)):
+                    return
                 if flight := self._flights.get(message.id):
                     flight.over = True
-                    flight.refuse(
-                        ApiError(
-                            message.status, message.message, param=message.param, code=message.code
-                        )
-                    )
+                    flight.refuse(_error_of(message))
             case Refused():
                 self._refused(message)
 
@@ -112,12 +117,14 @@ class HttpActor(Role):
             async with asyncio.timeout(max(0.0, timeout_s - LAST_WORDS_S)):
                 await self._flights.all_done()
         except TimeoutError:
+            self._questions.refuse_all(shutting_down())
             self._flights.refuse_all(shutting_down())
             await self._flights.all_done()
 
     async def fail(self, cause: str, code: str, age_s: float) -> None:
         self._turn(State.FAILED, cause)
         self._count["failed"].add(len(self._flights))
+        self._questions.refuse_all(engine_failed(cause))
         self._flights.refuse_all(engine_failed(cause))
         await self._flights.all_done()
 
@@ -126,6 +133,21 @@ class HttpActor(Role):
             self._server.close()
         if self._listener is not None:
             await self._listener.shutdown(1.0)
+
+    async def encode(self, request: GenerationRequest) -> bytes:
+        return bytes(await self._ask(request.id, Encode(request)))
+
+    async def decode(self, ids: bytes) -> str:
+        name = secrets.token_hex(8)
+        return str(await self._ask(name, Decode(name, ids)))
+
+    async def _ask(self, name: str, question: Encode | Decode) -> Any:
+        self._check_open()
+        if len(self._questions) >= self._door_limit:
+            self._count["shed"].add()
+            raise overloaded(f"{len(self._questions)} questions to the tokenizer wait already")
+        self.context.post(TOKENIZER, question)
+        return await self._questions.ask(name)
 
     def admit(self) -> None:
         self._count["requests"].add()
@@ -221,6 +243,10 @@ class HttpActor(Role):
 
     def _turn(self, state: State, reason: str = "") -> None:
         self.health = Health(self.model.id, state, reason)
+
+
+def _error_of(message: Rejected) -> ApiError:
+    return ApiError(message.status, message.message, param=message.param, code=message.code)
 
 
 def _counted_by(flight: Flight) -> str:

@@ -6,13 +6,10 @@ import asyncio
 import secrets
 import string
 from collections.abc import Callable
-from typing import Protocol
 
-from dgpp.serve.accounting import Accounting
 from dgpp.serve.errors import ApiError
+from dgpp.serve.fronts import FRONTS, Streamed, Whole
 from dgpp.serve.request import GenerationRequest
-from dgpp.serve.responses import WholeAnswer
-from dgpp.serve.sse import error_events, event_stream
 from dgpp.text.delta import Delta
 
 _LETTERS = string.ascii_letters + string.digits
@@ -23,40 +20,12 @@ def random_letters(count: int) -> str:
     return "".join(secrets.choice(_LETTERS) for _ in range(count))
 
 
-class Responder(Protocol):
-    """Turns the deltas of one request into its wire form."""
-
-    account: Accounting
-
-    def add(self, delta: Delta) -> bytes:
-        """The events for `delta`, b"" when there is nothing to send (always for one-shot)."""
-
-
-class Streamed:
-    """Server-sent events, the closing ones with the last delta."""
-
-    def __init__(self, request: GenerationRequest, created: int) -> None:
-        self._stream = event_stream(request, created, random_letters)
-        self.account = self._stream.account
-
-    def add(self, delta: Delta) -> bytes:
-        events = self._stream.events(delta)
-        return events + self._stream.end() if self.account.done else events
-
-
-class Whole:
-    """One JSON object at the end: `json`."""
-
-    def __init__(self, request: GenerationRequest, created: int) -> None:
-        self._answer = WholeAnswer(request, created)
-        self.account = self._answer.account
-
-    def add(self, delta: Delta) -> bytes:
-        self._answer.add(delta)
-        return b""
-
-    def json(self) -> bytes:
-        return self._answer.json()
+def responder(request: GenerationRequest, created: int) -> Streamed | Whole:
+    """What words the answer to `request`, as its API does."""
+    front = FRONTS[request.kind]
+    if request.stream:
+        return front.streamed(request, created, random_letters)
+    return front.whole(request, created)
 
 
 class Flight:
@@ -67,7 +36,10 @@ class Flight:
     """
 
     def __init__(
-        self, request: GenerationRequest, responder: Responder, loop: asyncio.AbstractEventLoop
+        self,
+        request: GenerationRequest,
+        responder: Streamed | Whole,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.request = request
         self.responder = responder
@@ -100,7 +72,7 @@ class Flight:
         if self._done.done():
             return
         if self._write is not None or self._held:
-            self._send(error_events(error))
+            self._send(FRONTS[self.request.kind].error_events(error))
             self._finish(None)
         else:
             self._finish(error)

@@ -13,11 +13,11 @@ import orjson
 from aiohttp import web
 
 from actors.http.body import check_head, declared_length, read_body
-from actors.http.flight import Flight, Streamed, Whole
+from actors.http.flight import Flight, random_letters
 from actors.http.sse import Events
-from dgpp.serve.chat import parse_chat
-from dgpp.serve.completions import parse_completion
+from dgpp.serve.anthropic.request import parse_count
 from dgpp.serve.errors import ApiError, overloaded
+from dgpp.serve.fronts import FRONTS, error_body
 from dgpp.serve.health import Health
 from dgpp.serve.limits import BODIES_BYTES, INLINE_BODY_BYTES
 from dgpp.serve.metrics import MetricsSnapshot
@@ -26,11 +26,12 @@ from dgpp.serve.prometheus import CONTENT_TYPE, prometheus_text
 from dgpp.serve.request import GenerationRequest, Kind
 from dgpp.serve.responses import response_id
 from dgpp.serve.served import ServedModel
+from dgpp.serve.tokens import parse_detokenize, parse_tokenize, tokenize_object
 
 JSON = "application/json"
 STAMPS = "x-dgpp-stamps"
 
-_PARSERS = {"chat": parse_chat, "completion": parse_completion}
+Parse = Callable[[bytes, str, ServedModel], GenerationRequest]
 
 
 class Desk(Protocol):
@@ -48,6 +49,12 @@ class Desk(Protocol):
 
     def land(self, flight: Flight, outcome: str) -> None:
         """Its client is answered or gone."""
+
+    async def encode(self, request: GenerationRequest) -> bytes:
+        """Packed u32 ids of the request's prompt. Raises ApiError where there are none."""
+
+    async def decode(self, ids: bytes) -> str:
+        """The text of packed u32 `ids`, control tokens by name."""
 
     def metrics(self) -> MetricsSnapshot: ...
 
@@ -68,6 +75,10 @@ class Routes:
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
+            "/v1/messages": {"POST": self._messages},
+            "/v1/messages/count_tokens": {"POST": self._count_tokens},
+            "/tokenize": {"POST": self._tokenize},
+            "/detokenize": {"POST": self._detokenize},
             "/v1/models": {"GET": self._models},
             "/health": {"GET": self._health},
             "/metrics": {"GET": self._metrics},
@@ -82,7 +93,7 @@ class Routes:
         except ApiError as error:
             if error.status < 500:
                 self._desk.rejected()
-            return error_response(error)
+            return error_response(error, request.path)
         except ConnectionError:
             # The client is gone; aiohttp sees that too when it tries to send this.
             return web.Response(status=499)
@@ -106,13 +117,34 @@ class Routes:
     async def _completion(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._generate(request, "completion")
 
+    async def _messages(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(request, "messages")
+
+    async def _count_tokens(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._desk.admit()
+        asked = await self._parse(request, "messages", parse_count)
+        return _json({"input_tokens": len(await self._desk.encode(asked)) // 4})
+
+    async def _tokenize(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._desk.admit()
+        asked = await self._parse(request, "completion", parse_tokenize)
+        return _json(tokenize_object(await self._desk.encode(asked), self._desk.model))
+
+    async def _detokenize(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._desk.admit()
+        body = await read_body(request, self._desk.max_body_bytes)
+        ids = parse_detokenize(body, self._desk.model)
+        return _json({"prompt": await self._desk.decode(ids)})
+
     async def _generate(self, request: web.BaseRequest, kind: Kind) -> web.StreamResponse:
         self._desk.admit()
-        generation = await self._parse(request, kind)
+        generation = await self._parse(request, kind, FRONTS[kind].parse)
         answer = self._stream if generation.stream else self._whole
         return await answer(request, generation)
 
-    async def _parse(self, request: web.BaseRequest, kind: Kind) -> GenerationRequest:
+    async def _parse(
+        self, request: web.BaseRequest, kind: Kind, parser: Parse
+    ) -> GenerationRequest:
         """Read and validate the body. Large ones are parsed in one thread, so that together they
         take no more of the interpreter from the streams than one does."""
         size = declared_length(request)
@@ -122,7 +154,7 @@ class Routes:
         try:
             body = await read_body(request, self._desk.max_body_bytes)
             name = response_id(kind, secrets.randbits(64))
-            parse = partial(_PARSERS[kind], body, name, self._desk.model)
+            parse = partial(parser, body, name, self._desk.model)
             if size <= INLINE_BODY_BYTES:
                 return parse()
             return await request.loop.run_in_executor(self._parser, parse)
@@ -132,7 +164,7 @@ class Routes:
     async def _whole(
         self, request: web.BaseRequest, generation: GenerationRequest
     ) -> web.StreamResponse:
-        whole = Whole(generation, int(time.time()))
+        whole = FRONTS[generation.kind].whole(generation, int(time.time()))
         flight = Flight(generation, whole, request.loop)
         outcome = "disconnected"
         try:
@@ -149,7 +181,8 @@ class Routes:
     async def _stream(
         self, request: web.BaseRequest, generation: GenerationRequest
     ) -> web.StreamResponse:
-        flight = Flight(generation, Streamed(generation, int(time.time())), request.loop)
+        streamed = FRONTS[generation.kind].streamed(generation, int(time.time()), random_letters)
+        flight = Flight(generation, streamed, request.loop)
         flight.stamped = request.headers.get(STAMPS) == "1"
         outcome = "disconnected"
         events: Events | None = None
@@ -198,9 +231,9 @@ def _json(body: dict[str, Any], status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(body), status=status, content_type=JSON)
 
 
-def error_response(error: ApiError) -> web.Response:
+def error_response(error: ApiError, path: str = "") -> web.Response:
     """`error` as a response; one that leaves a body unread closes its connection."""
-    response = web.Response(status=error.status, body=error.json(), content_type=JSON)
+    response = web.Response(status=error.status, body=error_body(error, path), content_type=JSON)
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
     if error.status in (408, 411, 413, 415, 431, 501, 505):

@@ -20,4 +20,17 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
     id: str
 
 
-FromHttp = Prepare | Forget
+class Encode(msgspec.Struct, frozen=True, tag=True):
+    """The ids of `request`'s prompt, and nothing more."""
+
+    request: GenerationRequest
+
+
+class Decode(msgspec.Struct, frozen=True, tag=True):
+    """The text of packed u32 `ids`."""
+
+    id: str
+    ids: bytes
+
+
+FromHttp = Prepare | Forget | Encode | Decode

@@ -31,4 +31,18 @@ class Deltas(msgspec.Struct, frozen=True, tag=True):
     committed_ns: int
 
 
-FromTokenizer = Prepared | Rejected | Deltas
+class Encoded(msgspec.Struct, frozen=True, tag=True):
+    """Packed u32 ids of the prompt that was asked for."""
+
+    id: str
+    ids: bytes
+
+
+class Decoded(msgspec.Struct, frozen=True, tag=True):
+    """The text that was asked for."""
+
+    id: str
+    text: str
+
+
+FromTokenizer = Prepared | Rejected | Deltas | Encoded | Decoded

@@ -43,6 +43,9 @@ LEAST_REPETITION_PENALTY = 0.01
 LEAST_TEMPERATURE = 1e-5
 """Below it a request is greedy: scores divided by it stay numbers."""
 
+TOKENS = 1 << 20
+"""Ids of one /detokenize."""
+
 STOP_STRINGS = 4
 STOP_BYTES = 256
 LOGIT_BIAS_IDS = 1024

@@ -9,14 +9,15 @@ import msgspec
 from dgpp.sample.params import SamplingParams
 from dgpp.text.messages import Message, Tool
 
-Kind = Literal["chat", "completion"]
+Kind = Literal["chat", "completion", "messages"]
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """A validated request for text.
 
-    A `chat` has `messages` (and the template's switches in `template_kwargs`), a `completion`
-    has `prompts` (texts) or `prompt_ids` (each token ids packed as little-endian u32, as
+    `kind` is the API it came by. A `chat`, and Anthropic's `messages`, has `messages` (and the
+    template's switches in `template_kwargs`), a `completion` has `prompts` (texts) or
+    `prompt_ids` (each token ids packed as little-endian u32, as
     `dgpp.sched.request.pack_ids` does), never both.
     `tools` are shown to the model; where they are `callable`, its calls are read as such.
     `max_tokens` None means the server's default, cut to the room the prompt leaves. `n` is the

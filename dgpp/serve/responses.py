@@ -11,13 +11,13 @@ from dgpp.serve.logprobs import LegacyLogprobs, chat_logprobs
 from dgpp.serve.request import GenerationRequest, Kind
 from dgpp.text.delta import ArgumentsPart, CallPart, Delta, ReasoningPart, TextPart, TokenLogprob
 
-_PREFIX: dict[Kind, str] = {"chat": "chatcmpl", "completion": "cmpl"}
+_PREFIX: dict[Kind, str] = {"chat": "chatcmpl-", "completion": "cmpl-", "messages": "msg_"}
 _OBJECT: dict[Kind, str] = {"chat": "chat.completion", "completion": "text_completion"}
 
 
 def response_id(kind: Kind, tag: int) -> str:
-    """`chatcmpl-` or `cmpl-` and the 16 hexadecimal digits of a 64-bit `tag`."""
-    return f"{_PREFIX[kind]}-{tag % (1 << 64):016x}"
+    """`chatcmpl-`, `cmpl-` or `msg_` and the 16 hexadecimal digits of a 64-bit `tag`."""
+    return f"{_PREFIX[kind]}{tag % (1 << 64):016x}"
 
 
 def call_object(call: CallPart, arguments: str) -> dict[str, Any]:

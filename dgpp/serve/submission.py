@@ -40,9 +40,9 @@ def submission(
     prompt leaves no room for its answer. The choices of a prompt share its bytes.
     """
     stops = () if request.ignore_eos or model.no_eos else tuple(sorted(codec.stop_ids))
-    param = "messages" if request.kind == "chat" else "prompt"
+    param = "prompt" if request.kind == "completion" else "messages"
     submits: list[Submit] = []
-    prompts = _prompts(request, codec, model, now)
+    prompts = prompts_of(request, codec, model, now)
     for prompt in prompts:
         tokens = len(prompt) // 4
         max_tokens = token_budget(tokens, request.max_tokens, model, param)
@@ -66,7 +66,7 @@ def _output(
     request: GenerationRequest, codec: TextCodec, model: ServedModel, prompts: list[bytes]
 ) -> OutputOptions:
     """How the answer is to be read: a raw completion has no reasoning and no calls."""
-    if request.kind != "chat":
+    if request.kind == "completion":
         return OutputOptions(stop=request.stop)
     dialect = codec.dialect
     if model.reasoning_in_content:
@@ -87,16 +87,17 @@ def _schema(tool: Tool) -> ToolSchema:
     return ToolSchema(tool.name, parameters, custom=tool.custom)
 
 
-def _prompts(
+def prompts_of(
     request: GenerationRequest, codec: TextCodec, model: ServedModel, now: float
 ) -> list[bytes]:
+    """The packed prompts of `request`. Raises ApiError as `submission` does."""
     most = model.request_limit
-    param = "messages" if request.kind == "chat" else "prompt"
+    param = "prompt" if request.kind == "completion" else "messages"
     if request.tools and codec.dialect.calls is None:
         message = "this model's chat template has no tool calls"
         raise invalid(message, "tools", "tools_unsupported")
     try:
-        if request.kind == "chat":
+        if request.kind != "completion":
             kwargs = request.template_kwargs
             ids = codec.chat(request.messages, kwargs, tools=request.tools, now=now, most=most)
             return [pack_ids(ids)]

@@ -12,9 +12,9 @@ from dgpp.serve.fields import Fields
 from dgpp.serve.jsonsafe import shorten
 from dgpp.text.messages import Tool
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SHOWN = ("name", "description", "parameters", "strict")
-_CONSTRAINED = "constrained_decoding_unsupported"
+CONSTRAINED = "constrained_decoding_unsupported"
 
 
 def parse_tools(fields: Fields) -> tuple[tuple[Tool, ...], bool]:
@@ -33,7 +33,7 @@ def parse_tools(fields: Fields) -> tuple[tuple[Tool, ...], bool]:
         seen.add(tool.name)
     if not fields.boolean("parallel_tool_calls", default=True):
         message = "parallel_tool_calls: false is not supported yet"
-        raise invalid(message, "parallel_tool_calls", _CONSTRAINED)
+        raise invalid(message, "parallel_tool_calls", CONSTRAINED)
     return tools, _may_call(fields, bool(tools))
 
 
@@ -49,7 +49,7 @@ def _may_call(fields: Fields, offered: bool) -> bool:
         raise invalid("tool_choice needs tools", "tool_choice")
     if choice == "required" or isinstance(choice, dict):
         message = "tool_choice can be auto or none; a forced call is not supported yet"
-        raise invalid(message, "tool_choice", _CONSTRAINED)
+        raise invalid(message, "tool_choice", CONSTRAINED)
     raise invalid("tool_choice must be auto, none, required or an object", "tool_choice")
 
 
@@ -62,13 +62,13 @@ def _tool(fields: Fields) -> Tool:
     inner = fields.object(kind) or fields
     name = inner.needed_text("name")
     at = inner.path("name")
-    if not _NAME.fullmatch(name):
+    if not TOOL_NAME.fullmatch(name):
         raise invalid(f"{at} must be 1 to 64 letters, digits, underscores or hyphens", at)
     inner.text("description")
     inner.object("parameters")
     if inner.boolean("strict"):
         at = inner.path("strict")
-        raise invalid(f"{at}: true is not supported yet", at, _CONSTRAINED)
+        raise invalid(f"{at}: true is not supported yet", at, CONSTRAINED)
     if kind == "custom":
         return Tool(name, json.dumps(_custom(inner), ensure_ascii=False), custom=True)
     shown = {key: value for key, value in inner.members.items() if key in _SHOWN}
@@ -80,7 +80,7 @@ def _custom(fields: Fields) -> dict[str, Any]:
     form = fields.object("format")
     if form is not None and form.one_of("type", ("text", "grammar")) == "grammar":
         at = form.path("type")
-        raise invalid(f"{at}: grammar is not supported yet", at, _CONSTRAINED)
+        raise invalid(f"{at}: grammar is not supported yet", at, CONSTRAINED)
     described = {"description": text} if (text := fields.text("description")) else {}
     parameters = {
         "type": "object",

@@ -74,7 +74,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     the model wrote them. `completion_tokens` counts all tokens of the choice so far, hidden ones
     and the end token included. `finish` is set on the last delta of a choice and on no other:
     `stop`, `length` or `tool_calls`. `reasoning_tokens` counts those up to the end of the
-    reasoning.
+    reasoning. `stop` is the stop string that ended the choice, when one did.
     """
 
     id: str
@@ -84,6 +84,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: str | None = None
     reasoning_tokens: int = 0
+    stop: str | None = None
 
     @property
     def text(self) -> str:

@@ -142,6 +142,7 @@ class OutputStream:
             entries,
             self._reason(finish),
             self.reasoning_tokens,
+            router.stopped_by.decode() if self.stop_found else None,
         )
 
     def _reason(self, finish: Finish) -> str | None:

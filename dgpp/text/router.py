@@ -36,7 +36,7 @@ class Router:
     visible text alone. With no `tools` a call's markers are text.
 
     `resolved`       offset up to which every byte has been told or dropped
-    `stop_end`       offset at which a stop string was complete, when one was
+    `stop_end`       offset at which a stop string was complete, when one was: `stopped_by`
     `reasoning_end`  offset behind the closing think tag; None while there was none
     `calls`          how many calls have begun
     """
@@ -51,6 +51,7 @@ class Router:
     ) -> None:
         self.resolved = 0
         self.stop_end: int | None = None
+        self.stopped_by = b""
         self.reasoning_end: int | None = None
         self.calls = 0
         self._dialect = dialect
@@ -174,6 +175,7 @@ class Router:
         ):
             end, at = stop
             self.stop_end = self.resolved + end
+            self.stopped_by = self._data[at:end]
             self._tell_text(events, at)
             return False
         if opened >= 0:
