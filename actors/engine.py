@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from actors.boot import Boot
 from actors.channel import Arrays
-from actors.context import Context
+from actors.context import Context, T
 from actors.messages.engine_sampler import FullRow, Selected
 from actors.messages.sampler_engine import WantRow
 from actors.role import Role
 from dgpp.checkpoint.json_file import read_json
 from dgpp.engine.base import Engine
-from dgpp.errors import ConfigError
+from dgpp.errors import ConfigError, EngineStalledError
 from dgpp.sample.candidates import Candidates
 from dgpp.sample.tables import TableWriter, allocate_tables
 from dgpp.sched.plan import Plan
 
 SAMPLER = "engine>sampler"
 WARNING = "warning: "
+STALL_S = 120.0
+"""The longest that one step may take: no step of any model comes near it."""
 
 _log = logging.getLogger("dgpp.engine")
 
 
 class EngineActor(Role):
-    """One step at a time: forward, select, and whole rows where the sampler asks for them."""
+    """Plans in, candidates out in the same order, and whole rows where the sampler asks for them.
+
+    At depth 0 a step is launched and collected in one go. Above it, a plan is launched when it
+    comes, and a task of its own collects: what it waits for, it waits for in another thread.
+    """
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -36,20 +43,25 @@ class EngineActor(Role):
             allocate_tables(limits.slots, limits.vocab_size, 1 + limits.max_drafts)
         )
         self._engine: Engine | None = None
+        self._depth = limits.depth
+        self._launched: asyncio.Queue[int] = asyncio.Queue()
         self._pace_s = self.boot.settings.engine.step_ms / 1e3
         self._due = 0.0
 
     async def start(self) -> None:
         with self.context.loading(f"the {self.boot.backend} engine"):
             self._engine = await self.context.run_blocking(build_engine, self.boot)
+        if self._depth:
+            self.context.spawn(self._collect())
 
     async def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
         match message:
             case Plan():
                 await self._run(message)
-            case WantRow():
-                rows = await self.context.run_blocking(self._loaded.full_rows, [message.row])
-                self.context.post(SAMPLER, FullRow(message.step, message.row), [rows[0]])
+            case WantRow(step, row):
+                wait = self._wait if self._depth else self.context.run_blocking
+                rows = await wait(self._loaded.full_rows, step, [row])
+                self.context.post(SAMPLER, FullRow(step, row), [rows[0]])
 
     @property
     def _loaded(self) -> Engine:
@@ -57,16 +69,37 @@ class EngineActor(Role):
         return self._engine
 
     async def _run(self, plan: Plan) -> None:
+        if self._depth:
+            await self.context.run_blocking(self._launch, plan)
+            self._launched.put_nowait(plan.step)
+        else:
+            await self._send(plan.step, await self.context.run_blocking(self._step, plan))
+
+    def _launch(self, plan: Plan) -> None:
         self._tables.advance(plan)
-        candidates = await self.context.run_blocking(self._step, plan)
-        if self._pace_s:
-            await self._keep_pace()
-        self.context.post(SAMPLER, Selected(plan.step), candidates.arrays())
+        self._loaded.launch(plan, self._tables.tables)
 
     def _step(self, plan: Plan) -> Candidates:
-        engine = self._loaded
-        engine.forward(plan)
-        return engine.select(self._tables.tables)
+        self._launch(plan)
+        return self._loaded.collect(plan.step)
+
+    async def _collect(self) -> None:
+        while True:
+            step = await self._launched.get()
+            await self._send(step, await self._wait(self._loaded.collect, step))
+
+    async def _wait(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call in another thread; EngineStalledError where the engine gives no sign of life."""
+        calling = self.context.loop.run_in_executor(None, function, *arguments)
+        try:
+            return await asyncio.wait_for(calling, STALL_S)
+        except TimeoutError:
+            raise EngineStalledError(f"engine: a step did not end within {STALL_S:.0f} s") from None
+
+    async def _send(self, step: int, candidates: Candidates) -> None:
+        if self._pace_s:
+            await self._keep_pace()
+        self.context.post(SAMPLER, Selected(step), candidates.arrays())
 
     async def _keep_pace(self) -> None:
         """Let no step end sooner than `step_ms` after the one before."""

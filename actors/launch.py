@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
+from msgspec import structs
 
 from actors.boot import Boot
 from actors.run import run_world
@@ -124,7 +124,7 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0) -> Deployment:
     else:
         room = room_for(device)
         plan = _plan(settings, files, backend, room)
-        limits = plan.limits
+        limits = structs.replace(plan.limits, depth=_depth(engine, backend, 0))
     boot = Boot(
         settings=settings,
         rank=rank,
@@ -203,7 +203,18 @@ def _scripted_limits(settings: Settings, directory: Path) -> EngineLimits:
         chunk_limit=SCRIPTED_CHUNK_TOKENS,
         candidates=engine.sampling_candidates,
         max_drafts=max_drafts(lines),
+        depth=_depth(engine, "scripted", max_drafts(lines)),
     )
+
+
+def _depth(engine: EngineSettings, backend: str, drafts: int) -> int:
+    """How many plans go out ahead of a verdict."""
+    wanted = engine.pipeline_depth
+    if wanted == 1 and backend != "scripted":
+        raise ConfigError("engine.pipeline_depth: 1 needs engine.backend scripted")
+    if wanted == 1 and drafts:
+        raise ConfigError("engine.pipeline_depth: 1 needs steps of one token")
+    return max(wanted, 0)
 
 
 def _positions(config: Path, default: int) -> int:
@@ -251,10 +262,10 @@ def _sampling(found: SamplingParams, told: SamplingSettings) -> SamplingParams:
     """generation_config.json's defaults under the deployment's own."""
     own = {
         name: value
-        for name, value in msgspec.structs.asdict(told).items()
+        for name, value in structs.asdict(told).items()
         if value is not None and name != "seed"
     }
-    return with_top_p(msgspec.structs.replace(found, **own))
+    return with_top_p(structs.replace(found, **own))
 
 
 def _explain(deployment: Deployment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable
 
 import msgspec
@@ -41,8 +42,8 @@ class SchedulerReport:
         self._block = context.statistics
         self._counters: dict[str, Counter] = {}
         self._timelines: dict[str, Timeline] = {}
-        self._planned_ns = 0
-        self._planned: Plan | None = None
+        self._planned: deque[tuple[Plan, int]] = deque()
+        self._stepped_ns = 0
         self._last_decode_ns = 0
         self._decode_steps = 0
         self._sums = _Sums()
@@ -75,15 +76,15 @@ class SchedulerReport:
             self._add("submitted")
 
     def planned(self, plan: Plan) -> None:
-        self._planned_ns = self._context.clock_ns()
-        self._planned = plan
+        self._planned.append((plan, self._context.clock_ns()))
 
     def step(self, statistics: SchedulerStatistics, verdict: Verdict) -> None:
         """A step's verdict was applied."""
-        plan = self._planned
-        assert plan is not None
+        plan, planned_ns = self._planned.popleft()
         now = self._context.clock_ns()
-        spent = now - self._planned_ns
+        # A step that was planned ahead began when the one before it ended.
+        spent = now - max(planned_ns, self._stepped_ns)
+        self._stepped_ns = now
         tokens = sum(len(decided.tokens) for decided in verdict.slots)
         self._add("steps")
         self._add("tokens", tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -23,32 +24,44 @@ TOKENIZER = "sampler>tokenizer"
 
 
 class SamplerActor(Role):
-    """Plans come from the scheduler and candidates from the engine, in either order."""
+    """Plans come from the scheduler and candidates from the engine; each in order, either ahead.
+
+    Steps are decided one after the other: the next plan is prepared when the one before is decided,
+    since a slot may change hands between them.
+    """
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._sampler = Sampler(self.boot.limits.slots)
-        self._plan: Plan | None = None
-        self._candidates: tuple[Candidates, Arrays] | None = None
+        self._plans: deque[Plan] = deque()
+        self._selected: deque[tuple[Candidates, Arrays]] = deque()
+        self._is_prepared = False
         self._rows: dict[int, npt.NDArray[np.float32] | None] = {}
 
     def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
         match message:
             case Plan():
-                self._sampler.prepare(message)
-                self._plan = message
+                self._plans.append(message)
                 self._decide()
             case Selected():
                 # Rows sent for later are resolved against these: they outlive this handler.
                 arrays.retain()
-                self._candidates = (Candidates(*arrays), arrays)
+                self._selected.append((Candidates(*arrays), arrays))
                 self._decide()
             case FullRow():
                 self._take_row(message.row, arrays[0])
 
     def _decide(self) -> None:
-        if self._plan is not None and self._candidates is not None:
-            self._proceed(self._sampler.step(self._plan, self._candidates[0]))
+        """Go on with the first plan that is not decided, unless whole rows of it are awaited."""
+        if not self._plans or self._rows:
+            return
+        plan = self._plans[0]
+        if not self._is_prepared:
+            # Without waiting for the candidates: newcomers are taken in while the engine computes.
+            self._sampler.prepare(plan)
+            self._is_prepared = True
+        if self._selected:
+            self._proceed(self._sampler.step(plan, self._selected[0][0]))
 
     def _take_row(self, row: int, values: npt.NDArray[np.float32]) -> None:
         self._rows[row] = values.copy()
@@ -63,11 +76,12 @@ class SamplerActor(Role):
             for row in result.rows:
                 self.context.post(ENGINE, WantRow(result.step, row))
             return
-        assert self._candidates is not None
-        self._candidates[1].release()
-        self._plan, self._candidates = None, None
+        self._selected.popleft()[1].release()
+        self._plans.popleft()
+        self._is_prepared = False
         if result.steps:
             items = tuple(Tokens(*step) for step in result.steps)
             # Readers first: the client waits for them, the next step for the scheduler.
             self.context.post(TOKENIZER, Committed(items, self.context.clock_ns()))
         self.context.post(SCHEDULER, result.verdict)
+        self._decide()

@@ -30,7 +30,7 @@ EARLY_CANCELS = 1024
 
 
 class SchedulerActor(Role):
-    """One tick whenever there is news or work and no plan is out.
+    """Ticks whenever the scheduler may and there is news or work.
 
     An idle engine waits `admission_gather_ms` for the rest of a burst, so that its requests
     enter in one tick.
@@ -69,12 +69,12 @@ class SchedulerActor(Role):
                 news = self._scheduler.apply(message)
                 self._report.step(self._scheduler.statistics(), message)
                 self._tell(news)
-                self._tick()
+                self._advance()
             case Arrive():
                 self._arrive(message)
             case Stopped():
                 self._stops.append(message.id)
-                self._tick()
+                self._advance()
             case Cancel():
                 self._cancel(message.id)
 
@@ -91,11 +91,11 @@ class SchedulerActor(Role):
             if self._gathering is None:
                 self._gathering = self.context.call_later(self._gather_s, self._gathered)
         else:
-            self._tick()
+            self._advance()
 
     def _gathered(self) -> None:
         self._gathering = None
-        self._tick()
+        self._advance()
 
     def _cancel(self, request: str) -> None:
         choices = self._choices.get(request)
@@ -106,14 +106,18 @@ class SchedulerActor(Role):
                 del self._early_cancels[next(iter(self._early_cancels))]
             return
         self._cancels.extend(choices)
-        self._tick()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Send every plan that is due."""
+        scheduler = self._scheduler
+        while self._gathering is None and scheduler.may_tick:
+            if not (self._submits or self._cancels or self._stops or scheduler.has_work):
+                return
+            self._tick()
 
     def _tick(self) -> None:
         scheduler = self._scheduler
-        if scheduler.outstanding is not None or self._gathering is not None:
-            return
-        if not (self._submits or self._cancels or self._stops or scheduler.has_work):
-            return
         record = Record(self._ticks, tuple(self._submits), tuple(self._cancels), tuple(self._stops))
         self._ticks += 1
         for news in (self._submits, self._cancels, self._stops):

@@ -36,7 +36,9 @@ _UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 def topology(boot: Boot, rank: int = 0) -> Topology:
     """Rank 0's world. Roles start in this order and stop in reverse: the front end first."""
-    return Topology(roles=_roles(boot), channels=_channels(boot.limits), rank=rank)
+    return Topology(
+        roles=_roles(boot), channels=_channels(boot.limits), rank=rank, depth=boot.limits.depth
+    )
 
 
 def _roles(boot: Boot) -> tuple[RoleSpec, ...]:
@@ -96,7 +98,7 @@ def _channels(limits: EngineLimits) -> tuple[ChannelSpec, ...]:
             messages=FromEngine,
             ring_bytes=16 * KIB,
             slot_bytes=max(candidates, row),
-            slots=4,
+            slots=4 + limits.depth,
             spin_us=SPIN_US,
         ),
         ChannelSpec(source="sampler", target="engine", messages=WantRow, ring_bytes=16 * KIB),

@@ -27,6 +27,12 @@ class WorldFailedError(DgppError):
     exit_status = 2
 
 
+class EngineStalledError(DgppError):
+    """A step of the engine did not end: its device hangs."""
+
+    exit_status = 2
+
+
 class NumericError(DgppError):
     """The model computed something that is no number: a damaged checkpoint or a fault of ours."""
 

@@ -62,8 +62,8 @@ class Driver:
         return list(tokens)
 
     def _run(self, plan: Plan) -> list[int]:
-        self.engine.forward(plan)
-        ids: list[int] = self.engine.select(self._tables).ids[:, 0].tolist()
+        self.engine.launch(plan, self._tables)
+        ids: list[int] = self.engine.collect(plan.step).ids[:, 0].tolist()
         return ids or [-1]
 
 

@@ -90,25 +90,25 @@ class Trace:
     def run(self) -> None:
         engine, total = self._engine, len(self._ids)
         engine.observer = self.taps
-        engine.forward(Plan(0, opens=(self.open_slot(),)))
+        engine.launch(Plan(0, opens=(self.open_slot(),)), self._tables)
         step = engine.limits.chunk_limit
         for start in range(0, total, step):
             count = min(step, total - start)
             chunk = PrefillChunk(SLOT, start, count, last=start + count == total)
-            engine.forward(Plan(1 + start, prefills=(chunk,)))
+            engine.launch(Plan(1 + start, prefills=(chunk,)), self._tables)
             if chunk.last and self._steps:
-                self._pick()
+                self._pick(1 + start)
             self._read_chunk(start, count)
         engine.observer = None
         for position in range(total, total + self._steps - 1):
             row = DecodeRow(SLOT, position, int(self._answer[position - total]))
-            engine.forward(Plan(total + position, decodes=(row,)))
-            self._pick()
+            engine.launch(Plan(total + position, decodes=(row,)), self._tables)
+            self._pick(total + position)
 
-    def _pick(self) -> None:
-        chosen = self._engine.select(self._tables)
+    def _pick(self, step: int) -> None:
+        chosen = self._engine.collect(step)
         self.greedy.append(int(chosen.ids[0, 0]))
-        self.greedy_logits.append(self._engine.full_rows([0])[0])
+        self.greedy_logits.append(self._engine.full_rows(step, [0])[0])
 
     def _read_chunk(self, start: int, count: int) -> None:
         engine = self._engine

@@ -115,6 +115,15 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["processes", "inline"], _Backend("each role in its process, or all in one")
     ] = "processes"
     threads: Annotated[int, _Backend("threads of the CPU backend; 0: one per core", 0, 1024)] = 0
+    pipeline_depth: Annotated[
+        int,
+        _Backend(
+            "plans sent ahead of the verdict before them; -1: 1 where the engine picks its own "
+            "tokens",
+            -1,
+            1,
+        ),
+    ] = -1
     decode_graph: Annotated[bool, _Backend("replay decode steps as CUDA graphs", now=LATER)] = False
     compact_batches: Annotated[
         bool, _Backend("move requests into the lowest slots as others end", now=LATER)

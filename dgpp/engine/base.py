@@ -1,4 +1,4 @@
-"""What every engine is: limits known before it loads, and one step at a time."""
+"""What every engine is: limits known before it loads, and steps launched and collected in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class EngineLimits(msgspec.Struct, frozen=True):
 
     `chunk_align` rows make one prefill tile: every chunk but a prompt's last is a multiple of it,
     and it is a multiple of `block_tokens`. `chunk_limit` bounds one step's prefill rows.
-    `max_drafts` bounds the tokens of a step beyond the first, per slot.
+    `max_drafts` bounds the tokens of a step beyond the first, per slot. `depth` is how many plans
+    the engine takes before it has answered one: with 1, it feeds its own picks (`FED` rows).
     """
 
     slots: int
@@ -29,20 +30,27 @@ class EngineLimits(msgspec.Struct, frozen=True):
     chunk_limit: int
     candidates: int
     max_drafts: int = 0
+    depth: int = 0
 
 
 class Engine(Protocol):
-    """Executes plans. Called from one thread; never waits for anything but its own arithmetic."""
+    """Executes plans one after the other, up to `limits.depth` of them ahead of what is collected.
+
+    Launches come from one thread and collections from another one; each never waits for anything
+    but the engine's own arithmetic. What a step found is kept until depth + 1 later ones are
+    launched.
+    """
 
     limits: EngineLimits
 
-    def forward(self, plan: Plan) -> None:
-        """Run the model over the plan's rows; their logits stay inside until the next plan."""
+    def launch(self, plan: Plan, tables: SlotTables) -> None:
+        """Begin the plan's step: run the model over its rows, adjust their logits by `tables` (read
+        before this returns) and pick their candidates. At depth 0 it may do all of that here."""
 
-    def select(self, tables: SlotTables) -> Candidates:
-        """Adjust the last forward's rows and pick their candidates (rows as Plan numbers them,
-        a slot's draft rows standing together in order)."""
+    def collect(self, step: int) -> Candidates:
+        """Wait for step `step` and return its candidates (rows as Plan numbers them, a slot's draft
+        rows standing together in order). Steps are collected in order, each once."""
 
-    def full_rows(self, rows: list[int]) -> npt.NDArray[np.float32]:
-        """float32 [len(rows), vocab]: adjusted logits of rows of the last `select`, -inf where
+    def full_rows(self, step: int, rows: list[int]) -> npt.NDArray[np.float32]:
+        """float32 [len(rows), vocab]: adjusted logits of rows of collected step `step`, -inf where
         masked; for the rows that their candidates could not decide."""

@@ -82,6 +82,7 @@ class ModelEngine:
         self.rows = self.backend.rows(limits.slots, width)
         self._slots: list[_Slot | None] = [None] * limits.slots
         self._sampled: list[int] = []
+        self._found: Candidates
         sampled = limits.slots * (1 + limits.max_drafts)
         self._logits = self.backend.logits(sampled, limits.vocab_size)
         self._selector = RowSelector(
@@ -113,7 +114,15 @@ class ModelEngine:
         """Lines for the start-up log, once warm."""
         return self.backend.notes()
 
+    def launch(self, plan: Plan, tables: SlotTables) -> None:
+        self.forward(plan)
+        self._found = self._select(tables)
+
+    def collect(self, step: int) -> Candidates:
+        return self._found
+
     def forward(self, plan: Plan) -> None:
+        """Run the model over the plan's rows and leave it at that."""
         for slot in plan.closes:
             self._slots[slot] = None
         for opened in plan.opens:
@@ -159,7 +168,7 @@ class ModelEngine:
         assert held is not None, f"slot {slot} is not open"
         return held
 
-    def select(self, tables: SlotTables) -> Candidates:
+    def _select(self, tables: SlotTables) -> Candidates:
         slots = self._sampled
         params = [self._slot(slot).sampling for slot in slots]
         found = self._selector.select(self._logits, slots, params, tables)
@@ -167,7 +176,7 @@ class ModelEngine:
             raise NumericError(f"engine: the model's logits are {NOT_NUMBERS}")
         return found
 
-    def full_rows(self, rows: Sequence[int]) -> npt.NDArray[np.float32]:
+    def full_rows(self, step: int, rows: Sequence[int]) -> npt.NDArray[np.float32]:
         return self._selector.adjusted(self._logits, rows)
 
 

@@ -38,9 +38,9 @@ class RowSelector:
             depth = depth + 1 if r and slots[r - 1] == slot else 0
             adjustments.append(_adjustment(slot, depth, sampling, tables))
         picked = self._picker.pick(logits, adjustments)
-        drafts = np.full(len(slots), -1, np.int32)
+        none = np.full(len(slots), -1, np.int32)
         return Candidates(
-            picked.ids, picked.values, picked.held, picked.present, picked.lse, drafts
+            picked.ids, picked.values, picked.held, picked.present, picked.lse, none, none
         )
 
     def adjusted(self, logits: Logits, rows: Sequence[int]) -> F32Array:

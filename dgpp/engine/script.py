@@ -11,13 +11,19 @@ from dgpp.errors import ConfigError
 
 KEY = "engine.script"
 MAX_PER_STEP = 16
+MOST_UNDECIDED = 1 << 30
 
 
 class ScriptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One choice's answer: `ids`, begun again at the end, `per_step[i % len]` of them a step."""
+    """One choice's answer: `ids`, begun again at the end, `per_step[i % len]` of them a step.
+
+    Every `undecided`-th token is one that the engine does not pick itself and that its candidates
+    leave open; 0: none is.
+    """
 
     ids: tuple[int, ...]
     per_step: tuple[int, ...] = (1,)
+    undecided: int = 0
 
 
 def load_script(path: Path, vocab_size: int) -> list[ScriptLine]:
@@ -41,6 +47,7 @@ def parse_script(text: bytes, vocab_size: int, name: str = "script") -> list[Scr
                 raise ConfigError(f"{where}: {error}") from error
             _check(where, "ids", line.ids, 0, vocab_size - 1)
             _check(where, "per_step", line.per_step, 1, MAX_PER_STEP)
+            _check(where, "undecided", (line.undecided,), 0, MOST_UNDECIDED)
             lines.append(line)
     if not lines:
         raise ConfigError(f"{KEY} = {name}: no line with ids")

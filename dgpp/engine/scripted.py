@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,13 +14,16 @@ from dgpp.engine.base import EngineLimits
 from dgpp.engine.script import ScriptLine, max_drafts
 from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.rng import draw
-from dgpp.sched.plan import Open, Plan
+from dgpp.sched.plan import FED, DecodeRow, Open, Plan
+
+_OPEN_LSE = 40.0
+"""Against a logit of 0: the one candidate of a row left open weighs next to nothing."""
 
 
 class _Slot:
     """What one slot plays: a line, or without a script the random stream of its choice."""
 
-    __slots__ = ("line", "max_tokens", "prompt_tokens", "seed", "steps")
+    __slots__ = ("astray", "line", "max_tokens", "next", "prompt_tokens", "seed", "steps")
 
     def __init__(self, opened: Open, line: ScriptLine | None, seed: int) -> None:
         self.line = line
@@ -26,6 +31,32 @@ class _Slot:
         self.prompt_tokens = opened.request.prompt_tokens
         self.max_tokens = opened.request.max_tokens
         self.steps = 0
+        # Where a row that feeds the engine's own pick must stand, and whether there is such a pick.
+        self.next = self.prompt_tokens
+        self.astray = False
+
+    def is_open(self, produced: int) -> bool:
+        """Whether token number `produced` is one that the engine leaves open."""
+        every = 0 if self.line is None else self.line.undecided
+        return every > 0 and (produced + 1) % every == 0
+
+
+class _Row(NamedTuple):
+    """A row's slot, its place among the slot's rows, its id, the draft fed after it (−1: none),
+    and whether it is left open."""
+
+    slot: int
+    place: int
+    token: int
+    draft: int
+    is_open: bool
+
+
+class _Step(NamedTuple):
+    """A launched step."""
+
+    number: int
+    candidates: Candidates
 
 
 class ScriptedEngine:
@@ -36,6 +67,9 @@ class ScriptedEngine:
     a draft to the row after it. Past its last id a line begins again. Where a mask forbids the
     scripted id, the row's only id is the lowest that it allows. Without lines the ids are random:
     numbers of the counter-based generator keyed by `seed` and the choice's number.
+
+    Ahead of verdicts (`limits.depth`) it picks the scripted id itself, and a row that feeds a pick
+    which was left open gives a wrong id, as a model would.
 
     `limits.max_drafts` is raised to what the lines need. The engine's actor keeps the pace of
     `engine.step_ms`; the engine reads no clock.
@@ -53,19 +87,10 @@ class ScriptedEngine:
         self._lines = lines
         self._seed = seed
         self._slots: dict[int, _Slot] = {}
-        # Of the last plan: per row its slot, its place among the slot's rows, the scripted id.
-        self._rows: list[tuple[int, int, int]] = []
-        self._drafts: list[int] = []
-        self._selected: list[int] = []
-        most = limits.slots * (1 + drafts)
-        self._ids = np.full((most, 1), -1, np.int32)
-        self._zeros = np.zeros((most, 1), np.float32)
-        self._ones = np.ones(most, np.int32)
-        self._lse = np.zeros(most, np.float64)
-        self._draft_column = np.full(most, -1, np.int32)
+        self._steps: deque[_Step] = deque(maxlen=limits.depth + 1)
 
-    def forward(self, plan: Plan) -> None:
-        """Lay out the plan's rows."""
+    def launch(self, plan: Plan, tables: SlotTables) -> None:
+        """Play the plan's rows."""
         slots = self._slots
         for slot in plan.closes:
             del slots[slot]
@@ -73,66 +98,87 @@ class ScriptedEngine:
             lines = self._lines
             line = lines[opened.arrival % len(lines)] if lines else None
             slots[opened.slot] = _Slot(opened, line, self._seed + opened.arrival)
-        self._rows = []
-        self._drafts = []
+        rows: list[_Row] = []
         for chunk in plan.prefills:
             if chunk.last:
-                self._lay(chunk.slot, 0, 1)
+                self._play(rows, chunk.slot, 0, 1)
         for row in plan.decodes:
-            state = slots[row.slot]
-            produced = row.position - state.prompt_tokens + 1
-            count = 1
-            if state.line is not None:
-                per_step = state.line.per_step
-                count = per_step[state.steps % len(per_step)]
-            state.steps += 1
-            self._lay(row.slot, produced, min(count, state.max_tokens - produced))
+            self._decode(rows, row)
+        self._steps.append(_Step(plan.step, self._candidates(rows, tables)))
 
-    def select(self, tables: SlotTables) -> Candidates:
-        """One candidate a row: arrays of K = 1, valid until the next call."""
-        ids = [scripted for _, _, scripted in self._rows]
-        masked = tables.masked.tolist()
-        for row, (slot, place, scripted) in enumerate(self._rows):
-            if masked[slot]:
-                rows = tables.mask[slot]
-                ids[row] = _allowed(rows[min(place, len(rows) - 1)], scripted)
-        self._selected = ids
-        count = len(ids)
-        self._ids[:count, 0] = ids
-        self._draft_column[:count] = self._drafts
-        ones, lse = self._ones[:count], self._lse[:count]
-        if -1 in ids:
-            ones = (self._ids[:count, 0] >= 0).astype(np.int32)
-            lse = np.where(ones > 0, 0.0, -np.inf)
-        return Candidates(
-            self._ids[:count], self._zeros[:count], ones, ones, lse, self._draft_column[:count]
-        )
+    def collect(self, step: int) -> Candidates:
+        return self._step(step).candidates
 
-    def full_rows(self, rows: list[int]) -> npt.NDArray[np.float32]:
+    def full_rows(self, step: int, rows: list[int]) -> npt.NDArray[np.float32]:
         """float32 [len(rows), vocab]: 0 at the row's id, −inf elsewhere."""
         logits = np.full((len(rows), self.limits.vocab_size), -np.inf, np.float32)
-        for index, row in enumerate(rows):
-            if self._selected[row] >= 0:
-                logits[index, self._selected[row]] = 0.0
+        for index, token in enumerate(self._step(step).candidates.ids[rows, 0].tolist()):
+            if token >= 0:
+                logits[index, token] = 0.0
         return logits
 
-    def _lay(self, slot: int, produced: int, count: int) -> None:
-        ids = self._script(self._slots[slot], produced, count)
-        self._rows.extend((slot, place, token) for place, token in enumerate(ids))
-        self._drafts.extend(ids[:-1])
-        self._drafts.append(-1)
+    def _step(self, number: int) -> _Step:
+        found = next((step for step in self._steps if step.number == number), None)
+        assert found is not None, f"step {number} is not kept"
+        return found
 
-    def _script(self, state: _Slot, produced: int, count: int) -> list[int]:
-        """Tokens `produced` … `produced + count − 1` of the choice."""
+    def _decode(self, rows: list[_Row], row: DecodeRow) -> None:
+        state = self._slots[row.slot]
+        produced = row.position - state.prompt_tokens + 1
+        if row.token == FED:
+            assert row.position == state.next, f"slot {row.slot}: a pick is fed elsewhere"
+        else:
+            state.astray = False
+        count = 1
+        if state.line is not None:
+            per_step = state.line.per_step
+            count = per_step[state.steps % len(per_step)]
+        state.steps += 1
+        self._play(rows, row.slot, produced, min(count, state.max_tokens - produced))
+
+    def _play(self, rows: list[_Row], slot: int, produced: int, count: int) -> None:
+        """Rows of tokens `produced` … `produced + count − 1` of the slot's choice."""
+        state = self._slots[slot]
+        ids = [self._scripted(state, produced + n) for n in range(count)]
+        if state.astray:
+            ids = [(token + 1) % self.limits.vocab_size for token in ids]
+        for place, token in enumerate(ids):
+            draft = ids[place] if place + 1 < count else -1
+            rows.append(_Row(slot, place, token, draft, state.is_open(produced + place)))
+        state.astray |= rows[-1].is_open
+        state.next = state.prompt_tokens + produced + count - 1
+
+    def _scripted(self, state: _Slot, number: int) -> int:
         if state.line is None:
-            vocab = self.limits.vocab_size
-            return [draw(state.seed, produced + n) % vocab for n in range(count)]
+            return draw(state.seed, number) % self.limits.vocab_size
         ids = state.line.ids
-        return [ids[(produced + n) % len(ids)] for n in range(count)]
+        return ids[number % len(ids)]
+
+    def _candidates(self, rows: list[_Row], tables: SlotTables) -> Candidates:
+        """One candidate a row."""
+        masked = tables.masked.tolist()
+        tokens = [
+            _allowed(tables.mask[row.slot], row.place, row.token) if masked[row.slot] else row.token
+            for row in rows
+        ]
+        ids = np.array(tokens, np.int32)
+        held = (ids >= 0).astype(np.int32)
+        present, lse, picks = held.copy(), np.where(held, 0.0, -np.inf), ids
+        left_open = [index for index, row in enumerate(rows) if row.is_open]
+        if left_open:
+            present[left_open], lse[left_open] = self.limits.vocab_size, _OPEN_LSE
+            picks = ids.copy()
+            picks[left_open] = -1
+        if not self.limits.depth:
+            picks = np.full_like(ids, -1)
+        zeros = np.zeros((len(rows), 1), np.float32)
+        drafts = np.array([row.draft for row in rows], np.int32)
+        return Candidates(ids[:, None], zeros, held, present, lse, drafts, picks)
 
 
-def _allowed(mask: npt.NDArray[np.uint32], scripted: int) -> int:
-    """`scripted` where the mask row allows it, else the lowest allowed id, else −1."""
+def _allowed(masks: npt.NDArray[np.uint32], place: int, scripted: int) -> int:
+    """`scripted` where the mask of the row allows it, else the lowest allowed id, else −1."""
+    mask = masks[min(place, len(masks) - 1)]
     if (int(mask[scripted >> 5]) >> (scripted & 31)) & 1:
         return scripted
     words = np.flatnonzero(mask)

@@ -18,6 +18,8 @@ class Candidates:
     present  int32 [R]       how many ids of the whole vocabulary the mask left
     lse      float64 [R]     log Σ exp(logit / T) over all present ids, T = 1 where greedy
     drafts   int32 [R]       the token fed after this row on a multi-token step, -1 at its end
+    picks    int32 [R]       the engine's own pick, which a `FED` row of the next step feeds: the
+                             sampler's token wherever the candidates decide it, else -1
     """
 
     ids: npt.NDArray[np.int32]
@@ -26,10 +28,19 @@ class Candidates:
     present: npt.NDArray[np.int32]
     lse: npt.NDArray[np.float64]
     drafts: npt.NDArray[np.int32]
+    picks: npt.NDArray[np.int32]
 
     def arrays(self) -> list[npt.NDArray[np.generic]]:
         """The fields in declaration order, the form in which they cross a channel."""
-        return [self.ids, self.logits, self.held, self.present, self.lse, self.drafts]
+        return [
+            self.ids,
+            self.logits,
+            self.held,
+            self.present,
+            self.lse,
+            self.drafts,
+            self.picks,
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,16 +23,18 @@ class Rows:
     """The rows of one step.
 
     `first` is the best id of each row (−1 where the mask left none), `drafts` the token fed after
-    it. `spans` are the (start, end) rows of each sampled slot. Whole rows join as they arrive.
+    it, `picks` the engine's own choice (−1: none). `spans` are the (start, end) rows of each
+    sampled slot. Whole rows join as they arrive.
     """
 
-    __slots__ = ("_candidates", "_full", "drafts", "first", "spans")
+    __slots__ = ("_candidates", "_full", "drafts", "first", "picks", "spans")
 
     def __init__(self, candidates: Candidates, sampled: int) -> None:
         self._candidates = candidates
         self._full: dict[int, npt.NDArray[np.float32]] = {}
         self.first: list[int] = candidates.ids[:, 0].tolist()
         self.drafts: list[int] = candidates.drafts.tolist()
+        self.picks: list[int] = candidates.picks.tolist()
         ends = [row for row, draft in enumerate(self.drafts, 1) if draft < 0]
         if len(ends) != sampled or (ends and ends[-1] != len(self.drafts)):
             raise CandidatesMismatchError(

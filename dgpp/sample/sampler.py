@@ -27,7 +27,7 @@ class NeedRows(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """The step's verdict, and per sampled slot, in the same order, what the readers get."""
+    """The step's verdict, and in its order what the readers get of every row that is not void."""
 
     verdict: Verdict
     steps: list[SlotStep]
@@ -36,8 +36,8 @@ class Sampled(NamedTuple):
 class Sampler:
     """Keeps the state of every slot and turns plans and candidates into verdicts.
 
-    Per plan: `prepare`, then `step`, then `resume` for as long as NeedRows comes back (at most
-    once a row). The candidates must stay readable until Sampled comes.
+    Per plan, one plan after the other: `prepare`, then `step`, then `resume` for as long as
+    NeedRows comes back (at most once a row). The candidates must stay readable until Sampled comes.
     """
 
     def __init__(self, slots: int) -> None:
@@ -45,7 +45,7 @@ class Sampler:
         self._plan: Plan | None = None
         self._rows: Rows | None = None
         self._asked: list[int] = []
-        self._done: list[SlotStep | int] = []
+        self._done: list[SlotStep | int | None] = []
 
     def prepare(self, plan: Plan) -> None:
         """Forget closed slots and take in opened ones."""
@@ -58,15 +58,19 @@ class Sampler:
     def step(self, plan: Plan, candidates: Candidates) -> Sampled | NeedRows:
         """Decide the prepared `plan`, whose engine found `candidates`.
 
-        Raises CandidatesMismatchError where the rows are not the plan's, SamplerOrderError where
-        a slot was never opened.
+        Raises CandidatesMismatchError where the rows are not the plan's, PickMismatchError where
+        the engine fed on a wrong token, SamplerOrderError where a slot was never opened.
         """
         sampled = plan.sampled_slots()
         rows = Rows(candidates, len(sampled))
         self._plan, self._rows = plan, rows
         self._done = [
-            self._holder(slot).step(rows, start, end)
-            for slot, (start, end) in zip(sampled, rows.spans, strict=True)
+            None
+            if (holder := self._holder(slot)).is_void(ran_ahead=ahead)
+            else holder.step(rows, start, end)
+            for slot, ahead, (start, end) in zip(
+                sampled, plan.sampled_ahead(), rows.spans, strict=True
+            )
         ]
         return self._finish(plan, sampled)
 
@@ -86,16 +90,20 @@ class Sampler:
         return self._finish(plan, sampled)
 
     def _finish(self, plan: Plan, sampled: list[int]) -> Sampled | NeedRows:
-        steps = [result for result in self._done if not isinstance(result, int)]
-        if len(steps) != len(self._done):
-            self._asked = [result for result in self._done if isinstance(result, int)]
+        self._asked = [result for result in self._done if isinstance(result, int)]
+        if self._asked:
             return NeedRows(plan.step, self._asked)
-        self._plan, self._rows, self._asked = None, None, []
-        verdicts = tuple(
-            SlotVerdict(slot, step.tokens, step.finish)
-            for slot, step in zip(sampled, steps, strict=True)
-        )
-        return Sampled(Verdict(plan.step, verdicts), steps)
+        self._plan, self._rows = None, None
+        verdicts: list[SlotVerdict] = []
+        steps: list[SlotStep] = []
+        for slot, step in zip(sampled, self._done, strict=True):
+            if isinstance(step, SlotStep):
+                steps.append(step)
+                fed = self._holder(slot).fed
+                verdicts.append(SlotVerdict(slot, step.tokens, step.finish, fed))
+            else:
+                verdicts.append(SlotVerdict(slot, ()))
+        return Sampled(Verdict(plan.step, tuple(verdicts)), steps)
 
     def _holder(self, slot: int) -> SlotSampler:
         holder = self._slots[slot]

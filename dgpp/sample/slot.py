@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dgpp.errors import DgppError
 from dgpp.sample.logprobs import reportable, row_logprobs
 from dgpp.sample.pipeline import choose, choose_greedy
 from dgpp.sample.rng import uniform
@@ -11,6 +12,12 @@ from dgpp.sample.rows import Rows
 from dgpp.sched.request import Submit
 from dgpp.sched.verdict import Finish, commit
 from dgpp.text.delta import RowLogprobs
+
+
+class PickMismatchError(DgppError):
+    """The engine fed on a token that is not the one the rule gives: a bug of the engine."""
+
+    exit_status = 2
 
 
 class SlotStep(NamedTuple):
@@ -25,20 +32,28 @@ class SlotStep(NamedTuple):
 class SlotSampler:
     """Draws for one choice, in a stream that depends on its seed and its own draws alone.
 
-    `draws` counts the random numbers consumed, `produced` the tokens committed.
+    `draws` counts the random numbers consumed, `produced` the tokens committed. `fed` says whether
+    the engine picked the last token itself, as rows that ran ahead of the verdict suppose.
     """
 
-    __slots__ = ("_greedy", "_params", "_plain", "draws", "produced", "submit")
+    __slots__ = ("_greedy", "_params", "_plain", "draws", "ended", "fed", "produced", "submit")
 
     def __init__(self, submit: Submit) -> None:
         params = submit.sampling
         self.submit = submit
         self.produced = 0
         self.draws = 0
+        self.ended = False
+        self.fed = False
         self._params = params
         self._greedy = params.greedy
         # Greedy without logprobs: the first id says it all.
         self._plain = params.greedy and params.logprobs < 0
+
+    def is_void(self, *, ran_ahead: bool) -> bool:
+        """Whether a row says nothing: the choice has ended, or the row (`ran_ahead`) feeds on a
+        pick that the engine did not make."""
+        return self.ended or (ran_ahead and not self.fed)
 
     def step(self, rows: Rows, start: int, end: int) -> SlotStep | int:
         """Sample rows [start, end), the slot's own and its drafts', and commit.
@@ -46,7 +61,7 @@ class SlotSampler:
         Each row is sampled as plain decode would, with the next draw of the stream; the next row
         counts only if the token sampled is the one that was fed there. So drafts change how many
         tokens a step gives, never which. Returns a row's number, with nothing changed, where that
-        row is needed in full.
+        row is needed in full. Raises PickMismatchError where the engine picked another token.
         """
         submit = self.submit
         tokens: list[int] = []
@@ -75,10 +90,21 @@ class SlotSampler:
             # The mask allows no continuation: what it constrains is complete. After tokens of this
             # step the next one will say so, since EOS marks the last token as the end token.
             finish = Finish.EOS
+        self._compare(kept, rows.picks[start : start + len(kept)])
+        self.ended = finish is not Finish.NONE
         self.produced += len(kept)
         if not self._greedy:
             self.draws += len(kept)
         return SlotStep(submit.id, kept, finish, tuple(logprobs))
+
+    def _compare(self, kept: tuple[int, ...], picks: list[int]) -> None:
+        for token, pick in zip(kept, picks, strict=True):
+            if pick not in (token, -1):
+                raise PickMismatchError(
+                    f"sampler: {self.submit.id!r}: the engine picked {pick} as token "
+                    f"{self.produced}, the rule gives {token}"
+                )
+        self.fed = bool(picks) and picks[-1] >= 0
 
     def _draw(self, rows: Rows, row: int, ahead: int) -> tuple[int, tuple[RowLogprobs, ...]] | None:
         """The token of `row`, `ahead` draws from now; None where its candidates do not decide."""

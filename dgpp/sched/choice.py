@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from dgpp.sched.plan import FED, DecodeRow
 from dgpp.sched.request import Submit
 
 
@@ -22,7 +23,9 @@ class Choice:
 
     `arrival` numbers all choices in the order in which records brought them. `need` is the blocks
     of its whole footprint. `read` counts prompt positions planned so far, `produced` the tokens
-    committed, `overtaken` the younger choices admitted while this one waited.
+    committed, `overtaken` the younger choices admitted while this one waited. `ahead` counts its
+    sampled rows in plans that are out and still count; a row counts while the choice is on the
+    `course` on which it was planned.
     """
 
     submit: Submit
@@ -36,3 +39,27 @@ class Choice:
     read: int = 0
     produced: int = 0
     last_token: int = -1
+    ahead: int = 0
+    course: int = 0
+
+    @property
+    def is_read(self) -> bool:
+        """Whether its whole prompt is planned."""
+        return self.read == self.prompt_tokens
+
+    @property
+    def has_row(self) -> bool:
+        """Whether the next plan has a row for it: its prompt is read and its limit not reached."""
+        return self.is_read and self.produced + self.ahead < self.submit.max_tokens
+
+    def next_row(self) -> DecodeRow:
+        """Its row of the next plan, which counts from now on."""
+        token = FED if self.ahead else self.last_token
+        row = DecodeRow(self.slot, self.prompt_tokens + self.produced + self.ahead - 1, token)
+        self.ahead += 1
+        return row
+
+    def turn(self) -> None:
+        """Leave the course: its rows in plans that are out are void."""
+        self.course += 1
+        self.ahead = 0

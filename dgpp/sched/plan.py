@@ -32,8 +32,12 @@ class PrefillChunk(msgspec.Struct, frozen=True, array_like=True):
     last: bool
 
 
+FED = -1
+"""In a row's token: what the engine picked itself for the slot's row of the step before."""
+
+
 class DecodeRow(msgspec.Struct, frozen=True, array_like=True):
-    """Feed `token` at `position` of `slot` and sample what follows."""
+    """Feed `token` (or `FED`) at `position` of `slot` and sample what follows."""
 
     slot: int
     position: int
@@ -56,3 +60,8 @@ class Plan(msgspec.Struct, frozen=True):
     def sampled_slots(self) -> list[int]:
         """The slot of every sampled row, in row order."""
         return [c.slot for c in self.prefills if c.last] + [d.slot for d in self.decodes]
+
+    def sampled_ahead(self) -> list[bool]:
+        """Of every sampled row, in row order: whether it feeds a token not known to the plan."""
+        prompts = [False for c in self.prefills if c.last]
+        return prompts + [d.token == FED for d in self.decodes]

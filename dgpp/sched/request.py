@@ -48,6 +48,12 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True):
     def prompt_tokens(self) -> int:
         return len(self.prompt) // 4
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a row may be planned before the token it feeds is known to the host: nothing
+        that the host adds to the row depends on that token, as penalties do."""
+        return not self.sampling.penalised
+
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tick's input, equal on every rank: what arrived, was cancelled, or met a stop string.

@@ -5,10 +5,17 @@ Nothing ever waits for something that waits for it. A choice holds its whole foo
 admission on, so every live choice advances in every step that has room for it and ends within
 its limit; and whenever nothing is live all blocks and slots are free, so the next in the queue,
 which the door let in because it fits the empty pool, is admitted.
+
+At depth D up to D + 1 plans are out. A plan made before the verdict of the one before it holds, for
+each choice sampled there, the row at the position after it, whose token the engine feeds itself.
+When a plan is due ahead of a verdict follows from the state alone, so records and verdicts
+interleave alike on every rank. Slots and blocks of a choice that ends are free at once, also while
+a row of it is out: the engine does everything in the order of the plans.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 from dgpp.engine.base import EngineLimits
@@ -25,15 +32,16 @@ from dgpp.sched.admission import (
 from dgpp.sched.blocks import BlockPool
 from dgpp.sched.budgets import AUTO, resolve_budgets
 from dgpp.sched.choice import Choice, Phase
-from dgpp.sched.errors import StepOrderError, SubmitContractError, VerdictContractError
+from dgpp.sched.errors import StepOrderError, SubmitContractError
+from dgpp.sched.flight import Flight, launched
 from dgpp.sched.operations import OperationStream, Sink
 from dgpp.sched.outcomes import Admitted, Began, Outcome, Refused, Retired
-from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
+from dgpp.sched.plan import Open, Plan, PrefillChunk
 from dgpp.sched.reading import share_units
 from dgpp.sched.request import HIGHEST_PRIORITY, Record, Submit
 from dgpp.sched.slots import SlotPool
 from dgpp.sched.statistics import SchedulerStatistics
-from dgpp.sched.verdict import Finish, SlotVerdict, Verdict
+from dgpp.sched.verdict import Finish, Verdict
 from dgpp.sched.waiting import WaitingQueue
 
 OPENED_PROMPT_BYTES = 16 << 20
@@ -50,8 +58,8 @@ class Step(NamedTuple):
 class Scheduler:
     """Admission, blocks, slots and plans for one engine.
 
-    `tick` and `apply` alternate: a plan must be answered by its verdict before the next tick.
-    Raises ConfigError where the settings do not fit the engine's limits.
+    `tick` while `may_tick`, `apply` each verdict in the order of the plans. Raises ConfigError
+    where the settings do not fit the engine's limits.
     """
 
     def __init__(
@@ -66,6 +74,11 @@ class Scheduler:
     ) -> None:
         if admission != "full":
             raise ConfigError(f'engine.admission = "{admission}" is not supported; use "full"')
+        if limits.depth and limits.max_drafts:
+            raise ConfigError(
+                f"engine limits: depth {limits.depth} with max_drafts {limits.max_drafts}: how far "
+                "a step of several tokens comes is not known ahead of its verdict"
+            )
         self.limits = limits
         self.queue_limit = queue_limit
         self.budgets = resolve_budgets(limits, prefill_budget_tokens, prefill_idle_budget_tokens)
@@ -76,7 +89,7 @@ class Scheduler:
         self._live: dict[str, Choice] = {}
         self._reading: list[Choice] = []
         self._closing: list[int] = []
-        self._outstanding: Plan | None = None
+        self._flights: deque[Flight] = deque()
         # False while nothing has changed since an admission last found that nothing fits.
         self._may_admit = False
         self._turn = 0
@@ -91,13 +104,20 @@ class Scheduler:
 
     @property
     def outstanding(self) -> Plan | None:
-        """The plan whose verdict is awaited."""
-        return self._outstanding
+        """The plan whose verdict is awaited next."""
+        return self._flights[0].plan if self._flights else None
 
     @property
     def has_work(self) -> bool:
-        """Whether a tick with an empty record would yield a plan (none being outstanding)."""
+        """Whether anything is left to do; a tick with an empty record then yields a plan once it
+        may come."""
         return bool(self._live or self._closing)
+
+    @property
+    def may_tick(self) -> bool:
+        """Whether the next tick may come now: no plan is out, or one more is due ahead of the
+        verdict. A plan that is due goes out before that verdict is applied."""
+        return not self._flights or self._is_due_ahead()
 
     @property
     def idle(self) -> bool:
@@ -111,10 +131,10 @@ class Scheduler:
         unknown to `cancels` and `stops` are ignored: their choice has ended already. Raises
         StepOrderError or SubmitContractError, either before anything has changed.
         """
-        if self._outstanding is not None:
+        if not self.may_tick:
             raise StepOrderError(
-                f"scheduler: tick {record.tick} while step {self._outstanding.step} awaits its "
-                "verdict"
+                f"scheduler: tick {record.tick} while step {self._flights[-1].plan.step} awaits "
+                "its verdict"
             )
         if record.submits:
             self._check_submits(record.submits)
@@ -124,41 +144,40 @@ class Scheduler:
         if record.submits:
             self._take_in(record, outcomes)
         opens = self._admit(outcomes)
-        holders = self._slots.holders
-        decodes = tuple(
-            DecodeRow(slot, c.prompt_tokens + c.produced - 1, c.last_token)
-            for slot, c in enumerate(holders)
-            if c is not None and c.phase is Phase.ACTIVE
-        )
+        decodes = tuple(c.next_row() for c in self._slots.holders if c is not None and c.has_row)
         prefills = self._read(busy=bool(decodes))
         closes = tuple(self._closing)
         self._closing.clear()
+        plan = None
         if closes or opens or prefills or decodes:
-            self._outstanding = Plan(self._steps, closes, opens, prefills, decodes)
+            plan = Plan(self._steps, closes, opens, prefills, decodes)
+            self._flights.append(launched(plan, self._slots.holders))
             self._steps += 1
             self._decode_rows += len(decodes)
         self._operations.fold()
-        return Step(self._outstanding, outcomes)
+        return Step(plan, outcomes)
 
     def apply(self, verdict: Verdict) -> list[Outcome]:
         """Commit what the step decided; slots and blocks of finished choices are free at once.
 
         Raises StepOrderError or VerdictContractError, either before anything has changed.
         """
-        plan = self._outstanding
+        plan = self.outstanding
         if plan is None or verdict.step != plan.step:
             awaited = "none" if plan is None else f"step {plan.step}"
             raise StepOrderError(
                 f"scheduler: verdict of step {verdict.step} came, awaited: {awaited}"
             )
-        self._check_verdict(plan, verdict)
-        self._outstanding = None
+        if self._is_due_ahead():
+            raise StepOrderError(
+                f"scheduler: verdict of step {verdict.step} came before the plan that is due ahead "
+                "of it"
+            )
+        self._flights[0].check(verdict)
         outcomes: list[Outcome] = []
-        holders = self._slots.holders
-        for decided in verdict.slots:
-            choice = holders[decided.slot]
-            assert choice is not None
+        for choice, decided in self._flights.popleft().decided(verdict):
             choice_id = choice.submit.id
+            choice.ahead -= 1
             for token in decided.tokens:
                 choice.produced += 1
                 self._operations.token(choice_id, token, choice.produced)
@@ -166,8 +185,9 @@ class Scheduler:
             self._tokens += len(decided.tokens)
             if choice.phase is Phase.PREFILLING:
                 choice.phase = Phase.ACTIVE
-                self._reading.remove(choice)
                 outcomes.append(Began(choice_id, decided.slot))
+            if not decided.fed:
+                choice.turn()
             if decided.finish is not Finish.NONE:
                 self._retire(choice, decided.finish, outcomes)
         self._operations.fold()
@@ -175,9 +195,11 @@ class Scheduler:
 
     def statistics(self) -> SchedulerStatistics:
         """Levels and totals as they stand."""
+        held = [c.phase for c in self._slots.holders if c is not None]
+        prefilling = held.count(Phase.PREFILLING)
         return SchedulerStatistics(
-            active=self.limits.slots - self._slots.free - len(self._reading),
-            prefilling=len(self._reading),
+            active=len(held) - prefilling,
+            prefilling=prefilling,
             queued=len(self._waiting),
             slots=self.limits.slots,
             blocks_in_use=self._pool.in_use,
@@ -218,26 +240,19 @@ class Scheduler:
                 raise SubmitContractError(f"scheduler: submit {submit.id!r}: {fault}")
             seen.add(submit.id)
 
-    def _check_verdict(self, plan: Plan, verdict: Verdict) -> None:
-        slots = [v.slot for v in verdict.slots]
-        if slots != plan.sampled_slots():
-            raise VerdictContractError(
-                f"scheduler: verdict of step {plan.step} decides slots {slots}, the plan samples "
-                f"{plan.sampled_slots()}"
-            )
-        for decided in verdict.slots:
-            choice = self._slots.holders[decided.slot]
-            assert choice is not None
-            self._check_tokens(choice, decided)
-
-    def _check_tokens(self, choice: Choice, decided: SlotVerdict) -> None:
-        left = choice.submit.max_tokens - choice.produced - len(decided.tokens)
-        if left < 0 or (decided.finish is Finish.NONE and (left == 0 or not decided.tokens)):
-            raise VerdictContractError(
-                f"scheduler: {choice.submit.id!r} in slot {decided.slot} has "
-                f"{choice.produced} of {choice.submit.max_tokens} tokens and got "
-                f"{len(decided.tokens)} with finish {decided.finish.name}"
-            )
+    def _is_due_ahead(self) -> bool:
+        """Whether the next plan goes out before the verdicts that are awaited."""
+        if not 0 < len(self._flights) <= self.limits.depth:
+            return False
+        held = [c for c in self._slots.holders if c is not None]
+        # One choice whose next row needs the host's knowledge makes the whole step wait.
+        if any(c.ahead and not c.submit.runs_ahead for c in held):
+            return False
+        return bool(self._closing or self._reading or any(c.has_row for c in held)) or (
+            self._may_admit
+            and self._slots.free > 0
+            and self._waiting.pick(self._pool.free) is not None
+        )
 
     def _sweep(self, record: Record, outcomes: list[Outcome]) -> None:
         reasons = dict.fromkeys(record.stops, Finish.STOP)
@@ -337,7 +352,9 @@ class Scheduler:
                 last = choice.read + count == choice.prompt_tokens
                 chunks.append(PrefillChunk(choice.slot, choice.read, count, last))
                 choice.read += count
+                choice.ahead += last
                 self._prompt_tokens += count
+        self._reading = [c for c in reading if not c.is_read]
         self._turn += 1
         return tuple(chunks)
 
@@ -346,8 +363,9 @@ class Scheduler:
         if choice.phase is Phase.QUEUED:
             self._waiting.remove(choice)
         else:
-            if choice.phase is Phase.PREFILLING:
+            if not choice.is_read:
                 self._reading.remove(choice)
+            choice.turn()
             self._pool.release(choice.blocks)
             self._slots.release(choice.slot)
             self._closing.append(choice.slot)

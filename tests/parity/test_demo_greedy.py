@@ -73,8 +73,8 @@ def generated(engine: Engine) -> list[list[int]]:
     step = 0
 
     def best(plan: Plan) -> list[int]:
-        engine.forward(plan)
-        return [int(row[0]) for row in engine.select(tables).ids]
+        engine.launch(plan, tables)
+        return [int(row[0]) for row in engine.collect(plan.step).ids]
 
     ids: list[list[int]] = []
     for slot, case in enumerate(CASES):

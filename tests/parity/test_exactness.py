@@ -58,9 +58,9 @@ class Driver:
         return Open(slot, Submit(f"{slot}-0", pack_ids(prompt), 9, GREEDY), blocks)
 
     def step(self, **plan) -> np.ndarray:
-        self.engine.forward(Plan(1, **plan))
-        picked = self.engine.select(self.tables)
-        return self.engine.full_rows(list(range(len(picked.held))))
+        self.engine.launch(Plan(1, **plan), self.tables)
+        picked = self.engine.collect(1)
+        return self.engine.full_rows(1, list(range(len(picked.held))))
 
     def read(self, slot: int, prompt: np.ndarray, cut: int) -> np.ndarray:
         self.engine.forward(Plan(0, closes=(slot,), opens=(self.open(slot, prompt),)))

@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -29,14 +30,16 @@ TOKENIZER = Tokenizer.load(TINY)
 TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mind"
 IDS = TOKENIZER.encode(TEXT)
 END = min(TOKENIZER.stop_ids)
-SEEDS = 150
+SEEDS = 100
 LONG_SEEDS = 6000
 
 
-@pytest.fixture(scope="module")
-def boot(tmp_path_factory):
+@pytest.fixture(scope="module", params=[0, 1], ids=["depth0", "depth1"])
+def boot(request, tmp_path_factory):
+    """Steps of several tokens, or plans ahead of verdicts with picks that some steps leave open."""
     script = tmp_path_factory.mktemp("script") / "lines.jsonl"
-    script.write_text(json.dumps({"ids": [*IDS, END], "per_step": [1, 2, 4]}))
+    how = {"undecided": 6} if request.param else {"per_step": [1, 2, 4]}
+    script.write_text(json.dumps({"ids": [*IDS, END], **how}))
     engine = EngineSettings(
         backend="scripted",
         placement="inline",
@@ -46,6 +49,7 @@ def boot(tmp_path_factory):
         queue_limit=6,
         admission_gather_ms=2,
         step_ms=1.0,
+        pipeline_depth=request.param,
         stats_interval_s=0.0,
     )
     return deploy(Settings(model=str(TINY), engine=engine), log_json=False).boot
@@ -76,7 +80,9 @@ def random_request(rng, number):
         prompts=tuple("x " * rng.randint(1, 150) for _ in range(rng.choice([1, 1, 2]))),
         n=rng.choice([1, 1, 1, 2, 3]),
         max_tokens=rng.choice([1, 3, 8, 200]),
-        sampling=SamplingParams(temperature=rng.choice([0.0, 1.0])),
+        sampling=SamplingParams(
+            temperature=rng.choice([0.0, 1.0]), presence_penalty=rng.choice([0.0] * 5 + [0.5])
+        ),
         stop=stop,
         stream=True,
         priority=rng.choice([-5, 0, 0, 7]),
@@ -206,3 +212,33 @@ def test_a_seed_plays_the_same_again(boot):
             front, world = runner.run(run_world(boot, loop, requests, rng))
         seen.append((front.texts, front.ends, world.actors["scheduler"]._scheduler.digest()))
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("how", ["raises", "hangs"])
+def test_an_engine_that_fails_while_it_is_waited_for_ends_the_world(boot, how, monkeypatch):
+    if not boot.limits.depth:
+        pytest.skip("at depth 0 nothing is waited for elsewhere")
+
+    async def run(loop):
+        world = world_of(boot, loop)
+        await world.start()
+        engine = world.actors["engine"]
+        if how == "raises":
+            monkeypatch.setattr(engine._engine, "collect", lambda step: 1 // 0)
+        else:
+            never = SimpleNamespace(run_in_executor=lambda *call: loop.create_future())
+            monkeypatch.setattr(engine.context, "loop", never)
+        world.actors["http"].submit(random_request(random.Random(0), 0), seed=1)
+        failure = await world.failure
+        await world.kill()
+        return failure
+
+    loop = VirtualLoop(1)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        failure = runner.run(run(loop))
+    named = {
+        "raises": "ZeroDivisionError",
+        "hangs": "EngineStalledError: engine: a step did not end",
+    }
+    assert f"engine of rank 0 failed: {named[how]}" in failure.cause
+    assert failure.exit_status == 2

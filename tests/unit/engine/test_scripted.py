@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from dgpp.engine.script import load_script, max_drafts, parse_script
 from dgpp.engine.scripted import ScriptedEngine
 from dgpp.errors import ConfigError
 from dgpp.sample.params import SamplingParams
-from dgpp.sample.sampler import Sampled, Sampler
+from dgpp.sample.sampler import NeedRows, Sampled, Sampler
 from dgpp.sample.tables import allocate_tables
 from dgpp.sched.outcomes import Retired
 from dgpp.sched.plan import Open, Plan, PrefillChunk
@@ -21,11 +22,12 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class World:
-    """Scheduler, scripted engine and sampler, one step after the other."""
+    """Scheduler, scripted engine and sampler, as many plans ahead as may be."""
 
-    def __init__(self, script=b"", seed=0):
+    def __init__(self, script=b"", seed=0, depth=0):
         lines = parse_script(script, VOCAB) if script else []
-        engine: Engine = ScriptedEngine(LIMITS, lines, seed=seed)
+        limits = msgspec.structs.replace(LIMITS, depth=depth)
+        engine: Engine = ScriptedEngine(limits, lines, seed=seed)
         self.engine = engine
         self.scheduler = Scheduler(engine.limits, prefill_budget_tokens=16)
         self.sampler = Sampler(LIMITS.slots)
@@ -34,22 +36,31 @@ class World:
         self.sizes: dict[str, list[int]] = {}
         self.ends: dict[str, Retired] = {}
         self.rows: list[int] = []
+        self.asked = 0
+        self.out: list[Plan] = []
         self._record = 0
 
     def tick(self, *submits, masks=None, **ends):
         step = self.scheduler.tick(Record(self._record, submits, **ends))
         self._record += 1
         self._note(step.outcomes)
-        if step.plan is None:
-            return
-        self.engine.forward(step.plan)
-        self.sampler.prepare(step.plan)
         for slot, mask in (masks or {}).items():
             self.tables.masked[slot] = 1
             self.tables.mask[slot] = mask
-        found = self.engine.select(self.tables)
+        if step.plan is not None:
+            self.engine.launch(step.plan, self.tables)
+            self.out.append(step.plan)
+        while self.out and not self.scheduler.may_tick:
+            self._decide(self.out.pop(0))
+
+    def _decide(self, plan):
+        self.sampler.prepare(plan)
+        found = self.engine.collect(plan.step)
         self.rows.append(len(found.drafts))
-        result = self.sampler.step(step.plan, found)
+        result = self.sampler.step(plan, found)
+        if isinstance(result, NeedRows):
+            self.asked += len(result.rows)
+            result = self.sampler.resume(self.engine.full_rows(plan.step, result.rows))
         assert isinstance(result, Sampled)
         for part in result.steps:
             self.answers.setdefault(part.id, []).extend(part.tokens)
@@ -85,6 +96,25 @@ def test_lines_go_round_over_choices_and_within_themselves(params):
     # One with the prompt, then per_step in turn, never past the limit.
     assert world.sizes["a-0"] == [1, 1, 3, 2, 1, 3, 1]
     assert world.sizes["b-0"] == [1, 1, 3]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(), SamplingParams(top_p=0.3)])
+@pytest.mark.parametrize("undecided", [0, 1, 2, 5])
+def test_plans_ahead_of_verdicts_give_the_scripted_ids(params, undecided):
+    script = f'{{"ids": [10, 11, 12, 13, 14], "undecided": {undecided}}}\n{{"ids": [20]}}'
+    world = World(script.encode(), depth=1)
+    for number, most in enumerate((12, 3, 7, 9)):
+        world.tick(ask(f"r{number}-0", most, params, stop_ids=(14,) if number == 2 else ()))
+    world.run()
+    assert world.answers == {
+        "r0-0": [10, 11, 12, 13, 14, 10, 11, 12, 13, 14, 10, 11],
+        "r1-0": [20] * 3,
+        "r2-0": [10, 11, 12, 13, 14],
+        "r3-0": [20] * 9,
+    }
+    # A list that leaves a token open decides the greedy one all the same.
+    assert (world.asked > 0) == (undecided > 0 and params is not GREEDY)
+    assert world.scheduler.statistics().blocks_in_use == 0
 
 
 def test_no_row_lies_beyond_the_limit():
@@ -144,10 +174,11 @@ def test_a_mask_that_forbids_all_ends_the_choice():
 def test_rows_in_full_are_what_the_candidates_say():
     engine = ScriptedEngine(LIMITS, parse_script(b'{"ids": [10]}', VOCAB))
     request = ask("a-0", 6)
-    engine.forward(Plan(0, (), (Open(0, request, ()),), (PrefillChunk(0, 0, 29, last=True),)))
-    c = engine.select(allocate_tables(3, VOCAB))
+    plan = Plan(0, (), (Open(0, request, ()),), (PrefillChunk(0, 0, 29, last=True),))
+    engine.launch(plan, allocate_tables(3, VOCAB))
+    c = engine.collect(0)
     assert (c.ids.tolist(), c.held.tolist(), c.drafts.tolist()) == ([[10]], [1], [-1])
-    (row,) = engine.full_rows([0])
+    (row,) = engine.full_rows(0, [0])
     assert row[10] == 0.0
     assert np.isneginf(np.delete(row, 10)).all()
     assert row.dtype == np.float32
@@ -191,6 +222,7 @@ def test_steps_of_any_size_give_the_scripted_ids(script, lengths, temperature):
         (b'{"ids": [1], "per_step": [0]}', r"per_step\[0\] = 0 is outside 1..16"),
         (b'{"ids": [1], "per_step": [17]}', r"per_step\[0\] = 17"),
         (b'{"ids": [1], "per_step": []}', "per_step is empty"),
+        (b'{"ids": [1], "undecided": -1}', r"undecided\[0\] = -1"),
         (b'{"ids": "x"}', r"line 1: .*ids"),
         (b'{"ids": [1.5]}', r"line 1: .*ids"),
         (b'{"per_step": [1]}', "line 1: .*ids"),

@@ -47,8 +47,8 @@ def damaged(folder, tensor, values):
 def read(engine, ids):
     request = Submit("r-0", pack_ids(ids), 4)
     plan = Plan(0, opens=(Open(0, request, (0,)),), prefills=(PrefillChunk(0, 0, len(ids), True),))
-    engine.forward(plan)
-    return engine.select(allocate_tables(1, 512))
+    engine.launch(plan, allocate_tables(1, 512))
+    return engine.collect(0)
 
 
 def test_nans_that_every_token_meets_are_found_at_start(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 from dgpp.sample.candidates import Candidates
 
 
-def candidates(rows, temperatures, drafts, width):
+def candidates(rows, temperatures, drafts, width, picks=None):
     """`rows` are lists of logits over the vocabulary (−inf: masked), one per row."""
     logits = np.asarray(rows, np.float32)
     ids = np.full((len(logits), width), -1, np.int32)
@@ -24,4 +24,7 @@ def candidates(rows, temperatures, drafts, width):
         if len(allowed):
             x = row[allowed].astype(np.float64) / (temperature or 1.0)
             lse[r] = x.max() + np.log(np.exp(x - x.max()).sum())
-    return Candidates(ids, values, held, present, lse, np.asarray(drafts, np.int32))
+    drafts = np.asarray(drafts, np.int32)
+    picks = np.full(len(logits), -1) if picks is None else picks
+    picks = np.asarray(picks, np.int32)
+    return Candidates(ids, values, held, present, lse, drafts, picks)

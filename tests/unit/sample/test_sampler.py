@@ -7,8 +7,9 @@ from sample_rows import candidates
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.rows import CandidatesMismatchError
 from dgpp.sample.sampler import NeedRows, Sampled, Sampler, SamplerOrderError
+from dgpp.sample.slot import PickMismatchError
 from dgpp.sample.tables import TableWriter, allocate_tables
-from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
+from dgpp.sched.plan import FED, DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 from dgpp.sched.verdict import Finish, SlotVerdict
 
@@ -207,6 +208,59 @@ def test_asking_for_rows_leaves_every_stream_where_it_was():
     whole = fresh.step(decode(0, 1), candidates(rows, [5.0] * 2, [-1, -1], VOCAB))
     assert again == whole
     assert [s.draws for s in sampler._slots[:2]] == [1, 1]
+
+
+def ahead(*slots, step=1):
+    return Plan(step, decodes=tuple(DecodeRow(s, 3, FED) for s in slots))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams()])
+def test_rows_ahead_count_while_the_engine_feeds_its_own_picks(params):
+    sampler = opened(submit(params), submit(params, choice_id="b-0"))
+    rows = [one_hot(5), one_hot(6)]
+    temperatures = [params.temperature] * 2
+    # Slot 1's pick was not made, so that what ran ahead of it says nothing until it is fed again.
+    result = sampler.step(decode(0, 1), candidates(rows, temperatures, [-1] * 2, 4, [5, -1]))
+    assert result.verdict.slots == (
+        SlotVerdict(0, (5,), Finish.NONE, True),
+        SlotVerdict(1, (6,), Finish.NONE, False),
+    )
+    for picks in ([5, 6], [5, -1]):
+        result = sampler.step(ahead(0, 1), candidates(rows, temperatures, [-1] * 2, 4, picks))
+        assert result.verdict.slots == (SlotVerdict(0, (5,), fed=True), SlotVerdict(1, ()))
+        assert [s.id for s in result.steps] == ["a-0"]
+    plan = Plan(4, decodes=(DecodeRow(0, 3, FED), DecodeRow(1, 3, 6)))
+    result = sampler.step(plan, candidates(rows, temperatures, [-1] * 2, 4, [5, 6]))
+    assert [v.tokens for v in result.verdict.slots] == [(5,), (6,)]
+    assert [s.produced for s in sampler._slots[:2]] == [4, 2]
+
+
+def test_rows_behind_the_end_of_a_choice_are_void():
+    sampler = opened(submit(stop_ids=(5,)))
+    once = candidates([one_hot(5)], [0.0], [-1], 4, [5])
+    assert sampler.step(decode(0), once).verdict.slots[0].finish is Finish.EOS
+    result = sampler.step(ahead(0), once)
+    assert result.verdict.slots == (SlotVerdict(0, ()),)
+    assert result.steps == []
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(), SamplingParams(logprobs=2)])
+def test_an_engine_that_feeds_another_token_is_named(params):
+    sampler = opened(submit(params))
+    wrong = candidates([one_hot(5)], [params.temperature], [-1], 4, [6])
+    with pytest.raises(PickMismatchError, match=r"'a-0': the engine picked 6 as token 0.* gives 5"):
+        sampler.step(decode(0), wrong)
+
+
+def test_a_pick_may_stand_where_only_the_report_needs_the_whole_row():
+    params = SamplingParams(temperature=0.0, logprobs=5)
+    sampler = opened(submit(params))
+    row = language([1, 2])
+    best = int(row.argmax())
+    asked = sampler.step(decode(0), candidates([row], [0.0], [-1], 2, [best]))
+    assert isinstance(asked, NeedRows)
+    result = sampler.resume(row[None])
+    assert result.verdict.slots == (SlotVerdict(0, (best,), fed=True),)
 
 
 def test_tables_follow_the_slots():

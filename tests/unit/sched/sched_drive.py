@@ -2,33 +2,68 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from dgpp.sched.outcomes import Admitted, Outcome
+from dgpp.sched.plan import FED, Plan
 from dgpp.sched.request import Record, Submit, pack_ids
 from dgpp.sched.scheduler import Scheduler, Step
-from dgpp.sched.verdict import SlotVerdict, Verdict, commit
+from dgpp.sched.verdict import Finish, SlotVerdict, Verdict, commit
 
 Tokens = Callable[[Submit, int], list[int]]
 
 
-def submit(choice_id: str, prompt: int, max_tokens: int, priority: int = 0) -> Submit:
+def submit(choice_id: str, prompt: int, max_tokens: int, priority: int = 0, **rest) -> Submit:
     return Submit(
-        choice_id, pack_ids(range(1, prompt + 1)), max_tokens, stop_ids=(99,), priority=priority
+        choice_id,
+        pack_ids(range(1, prompt + 1)),
+        max_tokens,
+        stop_ids=(99,),
+        priority=priority,
+        **rest,
     )
 
 
-class Driver:
-    """Ticks `scheduler` and answers each plan at once, by `tokens(submit, produced)`."""
+@dataclass
+class Holder:
+    """What the engine and the sampler know of the choice in a slot. `fed` holds the token at each
+    position that a row of it fed, None for a pick that the engine did not make."""
 
-    def __init__(self, scheduler: Scheduler, tokens: Tokens = lambda s, n: [1]) -> None:
+    request: Submit
+    blocks: tuple[int, ...]
+    fed: dict[int, int | None]
+    produced: int = 0
+    pick: int | None = None
+    is_fed: bool = False
+    ended: bool = False
+
+
+class Driver:
+    """Ticks `scheduler` and answers its plans, by `tokens(submit, produced)`, as late as it may.
+
+    `picks(submit, produced)` says whether the engine picks that token itself; above depth 0 alone.
+    `void` counts rows that said nothing.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        tokens: Tokens = lambda s, n: [1],
+        picks: Callable[[Submit, int], bool] = lambda s, n: True,
+    ) -> None:
         self.scheduler = scheduler
         self.outcomes: list[Outcome] = []
         self.admitted: list[str] = []
+        self.answers: dict[str, list[int]] = {}
+        self.void = 0
+        self._depth = scheduler.limits.depth
         self._tokens = tokens
+        self._picks = picks
         self._ticks = 0
-        self._holders: dict[int, Submit] = {}
-        self._produced: dict[int, int] = {}
+        self._out: deque[Plan] = deque()
+        self._holders: dict[int, Holder] = {}
 
     def tick(
         self, *submits: Submit, cancels: tuple[str, ...] = (), stops: tuple[str, ...] = ()
@@ -37,14 +72,9 @@ class Driver:
         self._ticks += 1
         self._note(step.outcomes)
         if step.plan is not None:
-            for slot in step.plan.closes:
-                del self._holders[slot]
-            for opened in step.plan.opens:
-                assert opened.slot not in self._holders
-                self._holders[opened.slot] = opened.request
-                self._produced[opened.slot] = 0
-            decided = [self._decide(slot) for slot in step.plan.sampled_slots()]
-            self._note(self.scheduler.apply(Verdict(step.plan.step, tuple(decided))))
+            self._out.append(step.plan)
+        while self._out and not self.scheduler.may_tick:
+            self._answer(self._out.popleft())
         return step
 
     def run(self, most: int = 10_000) -> None:
@@ -55,13 +85,46 @@ class Driver:
             assert self.tick().plan is not None
         raise AssertionError(f"work remains after {most} ticks")
 
-    def _decide(self, slot: int) -> SlotVerdict:
-        request = self._holders[slot]
-        produced = self._produced[slot]
+    def _answer(self, plan: Plan) -> None:
+        for slot in plan.closes:
+            del self._holders[slot]
+        for opened in plan.opens:
+            assert opened.slot not in self._holders
+            self._holders[opened.slot] = Holder(opened.request, opened.blocks, {})
+        rows = {row.slot: row for row in plan.decodes}
+        decided = []
+        for slot in plan.sampled_slots():
+            holder = self._holders[slot]
+            if slot in rows:
+                row = rows[slot]
+                holder.fed[row.position] = holder.pick if row.token == FED else row.token
+                assert row.token != FED or self._depth
+            if holder.ended or (slot in rows and rows[slot].token == FED and not holder.is_fed):
+                self.void += 1
+                holder.pick = None
+                decided.append(SlotVerdict(slot, ()))
+            else:
+                decided.append(self._decide(slot, holder))
+        self._note(self.scheduler.apply(Verdict(plan.step, tuple(decided))))
+
+    def _decide(self, slot: int, holder: Holder) -> SlotVerdict:
+        request, produced = holder.request, holder.produced
+        answer = self.answers.setdefault(request.id, [])
+        # What was fed so far is the answer, each token at its own position. (A step of several
+        # tokens feeds the others as drafts, which no plan names.)
+        for place, token in enumerate(answer):
+            drafted = None if self._depth else token
+            assert holder.fed.get(request.prompt_tokens + place, drafted) == token
         tokens = self._tokens(request, produced)
+        if self._depth:
+            tokens = tokens[:1]
         kept, finish = commit(tokens, produced, request.max_tokens, request.stop_ids)
-        self._produced[slot] += len(kept)
-        return SlotVerdict(slot, kept, finish)
+        holder.produced += len(kept)
+        answer += kept
+        holder.is_fed = self._depth > 0 and self._picks(request, produced)
+        holder.pick = kept[-1] if holder.is_fed else None
+        holder.ended = finish is not Finish.NONE
+        return SlotVerdict(slot, kept, finish, holder.is_fed)
 
     def _note(self, outcomes: list[Outcome]) -> None:
         self.outcomes += outcomes
