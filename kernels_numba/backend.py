@@ -63,12 +63,18 @@ class Norm:
     eps: float
 
 
+HEAD_WIDTH = 32
+"""Heads of a row that holds keys and values side by side begin at multiples of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Shape of grouped-query attention on this rank, and what is done to q and k before it.
+    """Shape of grouped-query attention on this rank, and what is done to q, k and v before it.
 
     `angles` is the rotary table (`Backend.rotary_table`); `q_norm`, `k_norm` are per-head norms
-    or None.
+    or None. Values have `value_dim` (0: as many as keys) and are kept times `value_scale`. `gap`
+    values stand between q and k in a row [q | gap | k | v]. A query sees the last `window`
+    positions, its own included (0: all). `sinks` float32 [heads] are logits of keys without values.
     """
 
     heads: int
@@ -78,6 +84,36 @@ class Attention:
     angles: Tensor
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    value_dim: int = 0
+    value_scale: float = 1.0
+    gap: int = 0
+    window: int = 0
+    sinks: Tensor | None = None
+
+    @property
+    def values(self) -> int:
+        """Values of one head's value."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def key_at(self) -> int:
+        """Values of a qkv row before its keys."""
+        return self.heads * self.head_dim + self.gap
+
+    @property
+    def row_width(self) -> int:
+        """Values of a row of keys and values side by side: [heads' keys | heads' values]."""
+        return kv_row_width(self.kv_heads, self.head_dim, self.values)
+
+
+def head_width(dim: int) -> int:
+    """A head of `dim` values with its padding."""
+    return -(-dim // HEAD_WIDTH) * HEAD_WIDTH
+
+
+def kv_row_width(kv_heads: int, head_dim: int, value_dim: int) -> int:
+    """Values of a row of keys and values side by side."""
+    return kv_heads * (head_width(head_dim) + head_width(value_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +257,9 @@ class Backend(Protocol):
     def rotary_table(self, angles: F32Array) -> Tensor:
         """Cosines and sines of angles float32 [positions, rotated / 2]."""
 
-    def plane(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> Plane:
+    def plane(
+        self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, value_dim: int = 0
+    ) -> Plane:
         """An empty pool of key and value rows for one layer."""
 
     def store(self, entries: int, rows: int, width: int, *, wide: bool = False) -> Any:

@@ -22,9 +22,12 @@ from kernels_numba.cpu import moe as moe_kernels
 from kernels_numba.cpu import rotary as rotary_kernels
 from kernels_numba.cpu import rows as row_kernels
 from kernels_numba.cpu.matrix import CpuMatrix
-from kernels_numba.cpu.memory import Block, allocate
+from kernels_numba.cpu.memory import Block, allocate, grown, padded
 from kernels_numba.cpu.norm import rms_rows
 from kernels_numba.cpu.picker import CpuPicker
+from kernels_numba.cpu.row_handle import RowHandle
+from kernels_numba.cpu.sequences import CpuSequences, address_of, head_norms
+from kernels_numba.cpu.span import SPAN
 from kernels_numba.cpu.store import CpuEntries, CpuStore
 from kernels_numba.jit import config, set_num_threads, threading_layer
 from kernels_numba.weights import VECTOR, Form, Part, dummy_part
@@ -34,39 +37,21 @@ PARTIAL_BYTES = 4 << 20
 """Scratch for attention spans computed side by side."""
 
 
-def padded(width: int) -> int:
-    """`width` rounded up to whole vectors."""
-    return -(-width // VECTOR) * VECTOR
-
-
 class CpuPlane(CpuEntries):
     """Keys and values of one layer, float32 [blocks, kv_heads, block_tokens, padded head_dim]."""
 
-    def __init__(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> None:
-        if attention_kernels.SPAN % block_tokens:
-            message = f"block_tokens must divide {attention_kernels.SPAN}, not {block_tokens}"
+    def __init__(
+        self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, value_dim: int
+    ) -> None:
+        if SPAN % block_tokens:
+            message = f"block_tokens must divide {SPAN}, not {block_tokens}"
             raise ValueError(message)
-        shape = (blocks, kv_heads, block_tokens, padded(head_dim))
+        lines = (blocks, kv_heads, block_tokens)
         self.block_tokens = block_tokens
-        self.keys = allocate(shape, np.float32)
-        self.values = allocate(shape, np.float32)
+        self.keys = allocate((*lines, padded(head_dim)), np.float32)
+        self.values = allocate((*lines, padded(value_dim or head_dim)), np.float32)
         self.addresses = (int(self.keys.ctypes.data), int(self.values.ctypes.data))
         super().__init__(self.keys, self.values)
-
-
-class _RowHandle:
-    """The addresses of a `Rows`, looked up once."""
-
-    __slots__ = ("metadata", "tokens")
-
-    def __init__(self, rows: Rows) -> None:
-        self.tokens = int(rows.tokens.ctypes.data)
-        self.metadata = (
-            int(rows.positions.ctypes.data),
-            int(rows.slots.ctypes.data),
-            int(rows.tables.ctypes.data),
-            int(rows.tables.shape[1]),
-        )
 
 
 class _RouteHandle:
@@ -83,7 +68,7 @@ class _RouteHandle:
         self.order, self.place = (int(row.ctypes.data) for row in self.scratch)
 
 
-class CpuBackend:
+class CpuBackend(CpuSequences):
     """Implements `kernels_numba.backend.Backend` for up to `capacity` rows on `threads` threads."""
 
     name = "cpu"
@@ -91,13 +76,13 @@ class CpuBackend:
     def __init__(self, capacity: int, threads: int) -> None:
         self.capacity = capacity
         self._cores = int(config.NUMBA_NUM_THREADS)
+        super().__init__(self._cores)
         self.threads = max(1, min(threads, self._cores))
         set_num_threads(self.threads)
         self._raw = Block(allocate((capacity, VECTOR), np.float32))
         self._normed = Block(allocate((capacity, VECTOR), np.float32))
         # One row per core, not per thread: the limit on threads belongs to the calling thread.
         self._panels = Block(allocate((self._cores, VECTOR), np.float32))
-        self._attention = Block(allocate((self._cores, VECTOR), np.float32))
         self._partials = allocate((PARTIAL_BYTES // 4,), np.float32)
         self._partials_at = int(self._partials.ctypes.data)
         self._pairs = {name: Block(allocate((1, VECTOR), np.float32)) for name in _PAIR_BUFFERS}
@@ -105,6 +90,7 @@ class CpuBackend:
 
     def begin(self, rows: Rows) -> None:
         set_num_threads(self.threads)
+        rows.handle.find_runs(rows)
 
     def notes(self) -> list[str]:
         layer = threading_layer()
@@ -120,7 +106,7 @@ class CpuBackend:
 
     def rows(self, slots: int, table_width: int) -> Rows:
         rows = Rows(self.capacity, slots, table_width)
-        rows.handle = _RowHandle(rows)
+        rows.handle = RowHandle(rows)
         return rows
 
     def tensor(self, width: int, *, wide: bool = False) -> Block:
@@ -133,9 +119,9 @@ class CpuBackend:
 
     def matrix(self, parts: Sequence[Part]) -> CpuMatrix:
         matrix = CpuMatrix(parts)
-        self._normed = _grown(self._normed, self.capacity, matrix.depth)
+        self._normed = grown(self._normed, self.capacity, matrix.depth)
         floats = linear_kernels.panel_floats(matrix.depth)
-        self._panels = _grown(self._panels, self._cores, floats)
+        self._panels = grown(self._panels, self._cores, floats)
         return matrix
 
     def dummy(self, form: Form, rows: int, columns: int, seed: int) -> CpuMatrix:
@@ -144,8 +130,10 @@ class CpuBackend:
     def rotary_table(self, angles: F32Array) -> Block:
         return Block(np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
 
-    def plane(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> CpuPlane:
-        return CpuPlane(blocks, block_tokens, kv_heads, head_dim)
+    def plane(
+        self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, value_dim: int = 0
+    ) -> CpuPlane:
+        return CpuPlane(blocks, block_tokens, kv_heads, head_dim, value_dim)
 
     def store(self, entries: int, rows: int, width: int, *, wide: bool = False) -> CpuStore:
         return CpuStore(entries, rows, width, padded(width))
@@ -207,7 +195,7 @@ class CpuBackend:
     ) -> None:
         raw = self._raw
         if raw.width < matrix.rows and (add or bias is not None):
-            raw = self._raw = _grown(raw, self.capacity, matrix.rows)
+            raw = self._raw = grown(raw, self.capacity, matrix.rows)
         linear_kernels.linear(
             matrix.dot, x.address, x.stride, rows.count, *matrix.weights, matrix.rows,
             matrix.depth, 0 if bias is None else bias.address, int(add), raw.address, raw.stride,
@@ -226,7 +214,7 @@ class CpuBackend:
     ) -> None:
         raw = self._raw
         if raw.width < gate_up.rows:
-            raw = self._raw = _grown(raw, self.capacity, gate_up.rows)
+            raw = self._raw = grown(raw, self.capacity, gate_up.rows)
         linear_kernels.gated(
             gate_up.dot, x.address, x.stride, rows.count, *gate_up.weights, gate_up.rows // 2,
             gate_up.depth, raw.address, raw.stride, out.address, out.stride, self._panels.address,
@@ -249,7 +237,7 @@ class CpuBackend:
         out: F32Array,
     ) -> None:
         count = len(index)
-        packed = self._pairs["input"] = _grown(self._pairs["input"], max(count, 1), x.width)
+        packed = self._pairs["input"] = grown(self._pairs["input"], max(count, 1), x.width)
         packed.array[:count, : x.width] = x.array[list(index), : x.width]
         linear_kernels.linear(
             table.dot, packed.address, packed.stride, count, *table.weights, table.rows,
@@ -262,41 +250,34 @@ class CpuBackend:
     def rotary_cache_write(
         self, rows: Rows, qkv: Block, attention: Attention, plane: CpuPlane, queries: Block
     ) -> None:
-        handle: _RowHandle = rows.handle
-        q_norm, k_norm = attention.q_norm, attention.k_norm
-        rotary_kernels.rotary_cache_write(
+        handle: RowHandle = rows.handle
+        rotary_kernels.split_to_cache(
             qkv.address, qkv.stride, rows.count, *handle.metadata, attention.heads,
-            attention.kv_heads, attention.head_dim, padded(attention.head_dim),
-            0 if q_norm is None else q_norm.weight.address,
-            0 if k_norm is None else k_norm.weight.address,
-            0.0 if q_norm is None else q_norm.eps, attention.angles.address,
-            attention.angles.width // 2, queries.address, queries.stride, *plane.addresses,
-            plane.block_tokens,
+            attention.kv_heads, attention.head_dim, attention.values, attention.key_at,
+            padded(attention.head_dim), padded(attention.values), attention.value_scale,
+            *head_norms(attention), attention.angles.address, attention.angles.width // 2,
+            queries.address, queries.stride, *plane.addresses, plane.block_tokens,
         )  # fmt: skip
 
     def attend_paged(
         self, rows: Rows, queries: Block, attention: Attention, plane: CpuPlane, out: Block
     ) -> None:
-        handle: _RowHandle = rows.handle
+        handle: RowHandle = rows.handle
         group = attention.heads // attention.kv_heads
-        width = padded(attention.head_dim)
-        state = group * (width + VECTOR)
-        self._attention = _grown(
-            self._attention, self._cores, 2 * state + group * attention_kernels.SPAN
-        )
+        state = self._scratch.room(attention)
         attention_kernels.attend_paged(
             queries.address, queries.stride, rows.count, *handle.metadata, group,
-            attention.kv_heads, attention.head_dim, width, plane.block_tokens, attention.scale,
-            *plane.addresses, out.address, out.stride, self._attention.address,
-            self._attention.stride, self._partials_at, self._partials.size // state,
-            self.threads,
+            attention.kv_heads, padded(attention.head_dim), attention.values,
+            padded(attention.values), plane.block_tokens, attention.scale, *plane.addresses,
+            address_of(attention.sinks), out.address, out.stride, self._scratch.address,
+            self._scratch.stride, self._partials_at, self._partials.size // state, self.threads,
         )  # fmt: skip
 
     # Experts -----------------------------------------------------------------------------------
 
     def route(self, rows: Rows, x: Block, routing: Routing, routes: Routes) -> None:
         gate: CpuMatrix = routing.gate
-        raw = self._raw = _grown(self._raw, self.capacity, 3 * padded(routing.experts))
+        raw = self._raw = grown(self._raw, self.capacity, 3 * padded(routing.experts))
         linear_kernels.linear(
             gate.dot, x.address, x.stride, rows.count, *gate.weights, gate.rows, gate.depth,
             0, 0, 0, 0, raw.address, raw.stride, self._panels.address, self._panels.stride,
@@ -353,13 +334,5 @@ class CpuBackend:
             "sums": experts.gate_up.depth,
         }
         for name, width in widths.items():
-            self._pairs[name] = _grown(self._pairs[name], self.capacity * top, width)
+            self._pairs[name] = grown(self._pairs[name], self.capacity * top, width)
         return [self._pairs[name] for name in widths]
-
-
-def _grown(block: Block, rows: int, width: int) -> Block:
-    """`block`, or a larger one when it does not hold `rows` × `width`."""
-    if block.width >= width and block.array.shape[0] >= rows:
-        return block
-    shape = (max(rows, block.array.shape[0]), max(padded(width), block.width))
-    return Block(allocate(shape, np.float32))

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels_numba.weights import VECTOR
+
 HUGE = 2 << 20
 
 
@@ -29,6 +31,11 @@ def allocate(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return flat[start : start + size].view(kind).reshape(shape)
 
 
+def padded(width: int) -> int:
+    """`width` rounded up to whole vectors."""
+    return -(-width // VECTOR) * VECTOR
+
+
 class Block:
     """A two-dimensional array with what kernels need of it: address and row stride in bytes."""
 
@@ -39,3 +46,11 @@ class Block:
         self.address = int(array.ctypes.data)
         self.stride = int(array.strides[0]) if array.ndim > 1 else 0
         self.width = int(array.shape[-1]) if width is None else width
+
+
+def grown(block: Block, rows: int, width: int) -> Block:
+    """`block`, or a larger one when it does not hold `rows` × `width`."""
+    if block.width >= width and block.array.shape[0] >= rows:
+        return block
+    shape = (max(rows, block.array.shape[0]), max(padded(width), block.width))
+    return Block(allocate(shape, np.float32))

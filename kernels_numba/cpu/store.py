@@ -42,10 +42,12 @@ class CpuEntries:
 
 
 class CpuStore(CpuEntries):
-    """float32 [entries, rows, padded width] with its address."""
+    """float32 [entries, rows, padded width] with its address; `lines` are the rows of an entry and
+    the bytes from one to the next."""
 
     def __init__(self, entries: int, rows: int, width: int, padded: int) -> None:
         self.array: npt.NDArray[np.float32] = allocate((entries, rows, padded), np.float32)
         self.address = int(self.array.ctypes.data)
         self.width = width
+        self.lines = (rows, int(self.array.strides[1]))
         super().__init__(self.array)

@@ -137,7 +137,11 @@ class CudaBackend:
         self._enter()
         return CudaVector(np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32))
 
-    def plane(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> CudaPlane:
+    def plane(
+        self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, value_dim: int = 0
+    ) -> CudaPlane:
+        if value_dim not in (0, head_dim):
+            raise ValueError(f"values of {value_dim} beside keys of {head_dim}: not on CUDA yet")
         self._enter()
         plane = CudaPlane(blocks, block_tokens, kv_heads, head_dim)
         plane.enter = self._enter

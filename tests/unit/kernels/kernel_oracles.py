@@ -47,6 +47,16 @@ def close(backend, got, wanted, narrow=NARROW):
     np.testing.assert_allclose(got, wanted, rtol=error, atol=error * np.abs(wanted).max())
 
 
+def rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Half-split rotation of the leading values of each head by `angles` [..., rotated / 2]."""
+    half = angles.shape[-1]
+    out = x.copy()
+    a, b = x[..., :half], x[..., half : 2 * half]
+    cos, sin = np.cos(angles), np.sin(angles)
+    out[..., :half], out[..., half : 2 * half] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float64)
 
 

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_oracles import CAPACITY
+from kernel_oracles import CAPACITY, rotate
 
 from kernels_numba.backend import Attention, Norm
 
 HEADS, KV_HEADS = 6, 2
 BLOCK = 16
-
-
-def rotate(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
-    half = angles.shape[-1]
-    out = x.copy()
-    a, b = x[..., :half], x[..., half : 2 * half]
-    cos, sin = np.cos(angles), np.sin(angles)
-    out[..., :half], out[..., half : 2 * half] = a * cos - b * sin, b * cos + a * sin
-    return out
 
 
 class Request:

@@ -1,0 +1,97 @@
+"""The CPU backend's operations over windows, convolutions and recurrences."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels_numba.backend import Attention, Rows, head_width
+from kernels_numba.cpu import rotary as rotary_kernels
+from kernels_numba.cpu import window as window_kernels
+from kernels_numba.cpu.memory import Block, allocate, grown, padded
+from kernels_numba.cpu.row_handle import RowHandle
+from kernels_numba.cpu.span import SPAN
+from kernels_numba.cpu.store import CpuStore
+from kernels_numba.weights import VECTOR
+
+
+def address_of(vector: Block | None) -> int:
+    return 0 if vector is None else vector.address
+
+
+def head_norms(attention: Attention) -> tuple[int, int, float]:
+    """Weights of the norms of q's and k's heads (0: none), and their eps."""
+    q_norm, k_norm = attention.q_norm, attention.k_norm
+    return (
+        0 if q_norm is None else q_norm.weight.address,
+        0 if k_norm is None else k_norm.weight.address,
+        0.0 if q_norm is None else q_norm.eps,
+    )
+
+
+class AttentionScratch:
+    """Room for the states and scores of one task per core."""
+
+    def __init__(self, cores: int) -> None:
+        self._cores = cores
+        self._block = Block(allocate((cores, VECTOR), np.float32))
+
+    def room(self, attention: Attention) -> int:
+        """Make room for tasks of `attention`; float32 values of one state."""
+        group = attention.heads // attention.kv_heads
+        state = group * (padded(attention.values) + VECTOR)
+        self._block = grown(self._block, self._cores, 2 * state + group * SPAN)
+        return state
+
+    @property
+    def address(self) -> int:
+        return self._block.address
+
+    @property
+    def stride(self) -> int:
+        return self._block.stride
+
+
+class CpuSequences:
+    """Implements what `kernels_numba.sequence.SequenceBackend` has beyond a Backend."""
+
+    def __init__(self, cores: int) -> None:
+        self._scratch = AttentionScratch(cores)
+
+    def split_rows(
+        self, rows: Rows, qkv: Block, attention: Attention, queries: Block, kv: Block
+    ) -> None:
+        rotary_kernels.split_to_rows(
+            qkv.address, qkv.stride, rows.count, rows.handle.metadata[0], attention.heads,
+            attention.kv_heads, attention.head_dim, attention.values, attention.key_at,
+            padded(attention.head_dim), attention.value_scale, *head_norms(attention),
+            attention.angles.address, attention.angles.width // 2, queries.address, queries.stride,
+            kv.address, kv.stride, head_width(attention.head_dim), head_width(attention.values),
+        )  # fmt: skip
+
+    def attend_window(
+        self,
+        rows: Rows,
+        queries: Block,
+        attention: Attention,
+        kv: Block,
+        ring: CpuStore,
+        out: Block,
+    ) -> None:
+        handle: RowHandle = rows.handle
+        positions, slots, _, _ = handle.metadata
+        self._scratch.room(attention)
+        window_kernels.attend_window(
+            queries.address, queries.stride, rows.count, positions, slots, handle.starts_at,
+            attention.window, attention.heads // attention.kv_heads, attention.kv_heads,
+            padded(attention.head_dim), attention.values, padded(attention.values),
+            head_width(attention.head_dim), head_width(attention.values), attention.scale,
+            kv.address, kv.stride, ring.address, *ring.lines, address_of(attention.sinks),
+            out.address, out.stride, self._scratch.address, self._scratch.stride,
+        )  # fmt: skip
+
+    def ring_write(self, rows: Rows, values: Block, ring: CpuStore) -> None:
+        positions, slots, _, _ = rows.handle.metadata
+        window_kernels.ring_write(
+            values.address, values.stride, rows.count, positions, slots, ring.width, ring.address,
+            *ring.lines,
+        )  # fmt: skip
