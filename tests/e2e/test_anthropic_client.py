@@ -75,7 +75,9 @@ def test_streamed_and_whole_messages_say_the_same(client, talking):
         for event in stream:
             kinds.append(event.type)
         final = stream.get_final_message()
-    assert final.content == whole.content
+    for streamed, block in zip(final.content, whole.content, strict=True):
+        for key in ("type", "text", "thinking", "signature", "name", "input"):
+            assert getattr(streamed, key, None) == getattr(block, key, None), key
     assert final.stop_reason == "tool_use"
     assert final.usage.output_tokens == whole.usage.output_tokens
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 3
