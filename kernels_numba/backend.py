@@ -251,6 +251,9 @@ class Backend(Protocol):
     def matrix(self, parts: Sequence[Part]) -> Matrix:
         """Take over weight parts of one form and K, stacked along N, in their checkpoint form."""
 
+    def cut(self, matrix: Matrix, first: int, rows: int) -> Matrix:
+        """Rows first … first + rows − 1 of a matrix, where they lie."""
+
     def dummy(self, form: Form, rows: int, columns: int, seed: int) -> Matrix:
         """Seeded random weights [rows, columns], made where they lie."""
 
@@ -274,8 +277,8 @@ class Backend(Protocol):
     def picker(self, rows: int, vocab: int, candidates: int) -> Picker:
         """Selection of `candidates` ids on up to `rows` rows of logits [rows, vocab]."""
 
-    def embed(self, rows: Rows, table: Matrix, out: Tensor) -> None:
-        """out[r] = table[tokens[r]]."""
+    def embed(self, rows: Rows, table: Matrix, out: Tensor, *, first: int = 0) -> None:
+        """out[r] = table[tokens[r] − first], 0 where the table has no such row."""
 
     def norm(self, rows: Rows, x: Tensor, norm: Norm, out: Tensor) -> None:
         """out[r] = norm(x[r])."""
@@ -319,8 +322,11 @@ class Backend(Protocol):
         routes: Routes,
         shared: Tensor | None,
         out: Tensor,
+        *,
+        add: bool = True,
     ) -> None:
-        """out[r] += Σ_e weight · expert_e(x[r]) in ascending e, then + shared[r]."""
+        """out[r] = Σ_e weight · expert_e(x[r]) in ascending e, then + shared[r], added to what
+        out[r] holds when `add`."""
 
     def join(self, rows: Rows, first: Tensor, second: Tensor, out: Tensor) -> None:
         """out[r] = [first[r] | second[r]]."""

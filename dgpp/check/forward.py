@@ -14,16 +14,30 @@ from dgpp.check.expected import Array, Expected, Tolerances
 from dgpp.check.judge import Float32Judge, Judge
 from dgpp.check.report import ForwardReport, LayerError
 from dgpp.check.trace import Taps, Trace, layer_outputs
+from dgpp.check.world import run_world
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.errors import CheckpointError
 from dgpp.models.plan import MemorySettings, plan_memory
 from dgpp.models.registry import family_of
+from dgpp.net.collective import Collective
 
 CHUNK = 16
 """Rows per prefill chunk and cache block of a check: small, so that fixtures cross borders."""
 SLOTS = 2
+
+
+class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a check runs. `per_layer` feeds each layer the reference's own input, so that errors do
+    not add up. `threads` are each rank's; rank r of a `world` on a GPU takes device r."""
+
+    threads: int = 2
+    per_layer: bool = False
+    backend: str = "cpu"
+    rule: str = "float32"
+    world: int = 1
+    embed_sharding: str = "replicated"
 
 
 def _limits(config: dict[str, object], tokens: int) -> EngineLimits:
@@ -119,36 +133,85 @@ def _answer(expected: Expected) -> Array:
     return expected["greedy"] if "greedy" in expected else np.zeros(0, np.int32)
 
 
-def check_checkpoint(
+class _RankRun(msgspec.Struct, frozen=True):
+    """One rank's way through the prompt; `states` [L + 1] and `taps` are what is compared."""
+
+    trace: Trace
+    states: list[Array]
+    taps: Taps
+    backend: str
+
+
+def _run_rank(
     checkpoint: Checkpoint,
     expected: Expected,
-    tolerances: Tolerances,
-    *,
-    threads: int = 2,
-    per_layer: bool = False,
-    backend: str = "cpu",
-    rule: str = "float32",
+    limits: EngineLimits,
+    options: CheckOptions,
+    rank: int,
+    collective: Collective | None,
+) -> _RankRun:
+    engine = ModelEngine(
+        checkpoint,
+        limits,
+        options.threads,
+        drafts="mtp_logits" in expected,
+        backend=options.backend,
+        device=rank,
+        collective=collective,
+        embed_sharding=options.embed_sharding,
+    )
+    trace = Trace(engine, expected["ids"], _answer(expected))
+    trace.run()
+    states, taps = list(trace.taps.hidden_states()), trace.taps
+    if _alone(expected, options, states):
+        outputs, taps = layer_outputs(engine, trace, expected["hidden"])
+        states = [states[0], *outputs]
+    return _RankRun(trace, states, taps, engine.backend.name)
+
+
+def _alone(expected: Expected, options: CheckOptions, states: list[Array]) -> bool:
+    """Whether each layer is fed the reference's own input."""
+    return options.per_layer and "hidden" in expected and len(states) == len(expected["hidden"])
+
+
+def _disagreements(runs: list[_RankRun]) -> list[str]:
+    """What is not the same, bit for bit, on every rank."""
+    first, found = runs[0], []
+    for rank, run in enumerate(runs[1:], 1):
+        pairs = {
+            f"hidden after layer {layer}": (state, first.states[layer + 1])
+            for layer, state in enumerate(run.states, -1)
+        }
+        for name in ("logits", "greedy_logits", "draft_logits"):
+            own, other = getattr(run.trace, name), getattr(first.trace, name)
+            if own:
+                pairs[name.replace("_", " ")] = (np.concatenate(own), np.concatenate(other))
+        pairs["greedy tokens"] = (np.array(run.trace.greedy), np.array(first.trace.greedy))
+        found += [
+            f"rank {rank}: {name} not those of rank 0"
+            for name, (own, other) in pairs.items()
+            if not np.array_equal(own, other)
+        ]
+    return found
+
+
+def check_checkpoint(
+    checkpoint: Checkpoint, expected: Expected, tolerances: Tolerances, options: CheckOptions
 ) -> ForwardReport:
     """Run the prompt of `expected` through an engine in chunks, then decode its answer, and compare
-    by `rule`.
+    by the rule of `options`; in a world rank 0's values with the reference, the others' with rank
+    0's.
 
-    `per_layer` feeds each layer the reference's own input, so that errors do not add up.
-    Raises CheckpointError where `rule` is bf16 and `tolerances` states no noise.
+    Raises CheckpointError where the rule is bf16 and `tolerances` states no noise.
     """
     answer = _answer(expected)
     limits = _limits(checkpoint.config, len(expected["ids"]) + len(answer))
-    engine = ModelEngine(
-        checkpoint, limits, threads, drafts="mtp_logits" in expected, backend=backend
-    )
-    trace = Trace(engine, expected["ids"], answer)
-    trace.run()
-    states, taps = list(trace.taps.hidden_states()), trace.taps
-    alone = per_layer and "hidden" in expected and len(states) == len(expected["hidden"])
-    if alone:
-        outputs, taps = layer_outputs(engine, trace, expected["hidden"])
-        states = [states[0], *outputs]
-    gaps = partial(_float32_gaps, checkpoint, expected, limits, threads) if alone else None
-    judge = make_judge(rule, tolerances, gaps)
+    runs = run_world(options.world, partial(_run_rank, checkpoint, expected, limits, options))
+    trace, states, taps = runs[0].trace, runs[0].states, runs[0].taps
+    alone = _alone(expected, options, states)
+    gaps = partial(_float32_gaps, checkpoint, expected, limits, options.threads) if alone else None
+    judge = make_judge(options.rule, tolerances, gaps)
+    judge.failures.extend(_disagreements(runs))
     prompt = np.concatenate(trace.logits)
     logits = judge.logits(prompt, expected["logits"])
     router_equal, router_weights = _compare_routes(judge, taps, expected)
@@ -162,8 +225,8 @@ def check_checkpoint(
     return ForwardReport(
         family=family_of(checkpoint.config).name,
         variant=tolerances.variant,
-        backend=engine.backend.name,
-        world=1,
+        backend=runs[0].backend,
+        world=options.world,
         rule=judge.rule,
         logits_max_abs=logits,
         logits_mean_abs=mean,
@@ -205,22 +268,7 @@ def make_judge(
 
 
 def open_and_check(
-    directory: Path,
-    expected: Path,
-    tolerances: Tolerances,
-    *,
-    threads: int,
-    per_layer: bool,
-    backend: str = "cpu",
-    rule: str = "float32",
+    directory: Path, expected: Path, tolerances: Tolerances, options: CheckOptions
 ) -> ForwardReport:
     """`check_checkpoint` from paths. Raises CheckpointError for what cannot be opened."""
-    return check_checkpoint(
-        Checkpoint(directory),
-        Expected(expected),
-        tolerances,
-        threads=threads,
-        per_layer=per_layer,
-        backend=backend,
-        rule=rule,
-    )
+    return check_checkpoint(Checkpoint(directory), Expected(expected), tolerances, options)

@@ -67,7 +67,7 @@ class Trace:
         self._steps = len(answer)
         limits = engine.limits
         self._tables = allocate_tables(limits.slots, limits.vocab_size)
-        self._chunk_logits = engine.backend.logits(limits.chunk_limit, limits.vocab_size)
+        self._chunk_logits = engine.backend.logits(limits.chunk_limit, len(engine.model.vocabulary))
         self.taps = Taps(engine)
         self.draft_taps = Taps(engine)
         self.logits: list[F32Array] = []
@@ -115,7 +115,7 @@ class Trace:
         rows, model = engine.rows, engine.model
         logits = self._chunk_logits
         model.logits(range(count), logits)
-        self.logits.append(engine.backend.read_logits(logits, count))
+        self.logits.append(engine.read_logits(logits, count))
         hidden = engine.backend.tensor(self.taps.hidden_states()[0].shape[1], wide=True)
         model.final_hidden(rows, hidden)
         self.final_norm.append(engine.backend.read(hidden, count))
@@ -127,7 +127,7 @@ class Trace:
         engine.backend.begin(rows)
         model.forward_draft(0, rows, hidden, self.draft_taps)
         model.draft_logits(0, range(rows.count), logits)
-        self.draft_logits.append(engine.backend.read_logits(logits, rows.count))
+        self.draft_logits.append(engine.read_logits(logits, rows.count))
         self.draft_hidden.append(engine.backend.read(model.drafts[0].hidden, rows.count))
 
 

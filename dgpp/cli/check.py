@@ -59,13 +59,17 @@ def check_forward(
         typer.Option(help="What is near enough: float32, bf16, or auto: as the backend computes."),
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    threads: Annotated[int, typer.Option(help="Kernel threads.", min=1)] = 2,
+    threads: Annotated[int, typer.Option(help="Kernel threads of each rank.", min=1)] = 2,
+    world: Annotated[int, typer.Option(help="Ranks, all on this host.", min=1, max=64)] = 1,
+    embed_sharding: Annotated[
+        str, typer.Option(help="Embedding on each rank: replicated or vocab.")
+    ] = "replicated",
 ) -> None:
     """Per-layer and logits error, greedy, router and draft agreement; exit 1 beyond tolerance."""
     import msgspec
 
     from dgpp.check.expected import stated_tolerances, uniform_tolerances
-    from dgpp.check.forward import open_and_check
+    from dgpp.check.forward import CheckOptions, open_and_check
     from dgpp.engine.backends import choose_backend
 
     if backend not in ("auto", "cpu", "cuda"):
@@ -74,6 +78,9 @@ def check_forward(
     if rule not in ("auto", "float32", "bf16"):
         typer.echo(f"--rule: {rule!r} is not one of auto, float32, bf16", err=True)
         raise typer.Exit(1)
+    if embed_sharding not in ("replicated", "vocab"):
+        typer.echo(f"--embed-sharding: {embed_sharding!r} is not replicated or vocab", err=True)
+        raise typer.Exit(1)
     chosen, _ = choose_backend(backend)
     tolerances = stated_tolerances(expected)
     if tolerances is None:
@@ -81,15 +88,15 @@ def check_forward(
             typer.echo(f"{expected}: no index.json states a tolerance; give --tolerance", err=True)
             raise typer.Exit(1)
         tolerances = uniform_tolerances(tolerance)
-    report = open_and_check(
-        checkpoint,
-        expected,
-        tolerances,
+    options = CheckOptions(
         threads=threads,
         per_layer=per_layer,
         backend=chosen,
         rule=RULES[chosen] if rule == "auto" else rule,
+        world=world,
+        embed_sharding=embed_sharding,
     )
+    report = open_and_check(checkpoint, expected, tolerances, options)
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
     else:

@@ -306,7 +306,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
 
     embed_sharding: Annotated[
-        Literal["replicated", "vocab"], _Forms("embedding and head on each rank", now=LATER)
+        Literal["replicated", "vocab"],
+        _World("the embedding whole on each rank, or shared out as the head always is"),
     ] = "replicated"
     ngram_table: Annotated[
         Literal["resident", "mmap"], _Forms("n-gram tables in memory or on disk", now=LATER)
@@ -370,7 +371,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     collective: Annotated[
         Literal["auto", "shm", "nccl", "verbs"],
-        _World("how ranks exchange data", now=LATER),
+        _World("how ranks exchange data", now=("shm", "nccl")),
     ] = "auto"
     cluster_token_file: Annotated[
         str, _World("secret that ranks show one another", now=LATER, shared=False)

@@ -12,20 +12,25 @@ import numpy.typing as npt
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
+from dgpp.engine.agreement import require_one_model
 from dgpp.engine.backends import make_backend
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.row_selection import RowSelector
+from dgpp.engine.sharded_selection import ShardedSelector, gather_slices
 from dgpp.errors import CheckpointError, NumericError
+from dgpp.models.account import Account
 from dgpp.models.observer import Observer
 from dgpp.models.plan import row_capacity
 from dgpp.models.registry import Model, family_of
+from dgpp.models.shard import ALONE, Shard
 from dgpp.models.sources import CheckedWeights, DummyWeights, LoadedWeights
+from dgpp.net.collective import Collective
 from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import Open, Plan
 from dgpp.state.pools import StatePools
-from kernels_numba.backend import Backend
+from kernels_numba.backend import Backend, Logits
 
 I32Array = npt.NDArray[np.int32]
 
@@ -52,6 +57,10 @@ class ModelEngine:
     `threads` are the CPU backend's, `device` is the CUDA backend's.
     `drafts` loads the draft layers too (their numbers can be checked; they do not serve yet).
     `observer`, when set, sees each layer of every forward.
+
+    With `collective`, which has joined, the engine is one rank of a world: every method but
+    `notes` is called on all ranks in the same order. CheckpointError names what ranks hold of
+    different models.
     """
 
     def __init__(
@@ -63,13 +72,21 @@ class ModelEngine:
         drafts: bool = False,
         backend: str = "cpu",
         device: int = 0,
+        collective: Collective | None = None,
+        embed_sharding: str = "replicated",
     ) -> None:
         if isinstance(checkpoint, Path):
             checkpoint = Checkpoint(checkpoint)
         self.limits = limits
         self.observer: Observer | None = None
         self.backend: Backend = make_backend(backend, row_capacity(limits), threads, device)
-        self.model = _load(checkpoint, self.backend, drafts=drafts)
+        self.collective = collective
+        shard = ALONE
+        if collective is not None:
+            shard = Shard(collective.rank, collective.world, embed_sharding == "vocab")
+        self.model, account = _load(checkpoint, self.backend, shard, drafts=drafts)
+        if collective is not None:
+            require_one_model(account, collective)
         self.pools = StatePools(
             self.model.state,
             self.backend,
@@ -77,17 +94,23 @@ class ModelEngine:
             blocks=limits.blocks,
             block_tokens=limits.block_tokens,
         )
-        self.model.prepare(self.backend, self.pools, limits.position_ceiling)
+        self.model.prepare(self.backend, self.pools, limits.position_ceiling, collective)
         width = -(-limits.position_ceiling // limits.block_tokens)
         self.rows = self.backend.rows(limits.slots, width)
         self._slots: list[_Slot | None] = [None] * limits.slots
         self._sampled: list[int] = []
         self._found: Candidates
         sampled = limits.slots * (1 + limits.max_drafts)
-        self._logits = self.backend.logits(sampled, limits.vocab_size)
-        self._selector = RowSelector(
-            self.backend.picker(sampled, limits.vocab_size, limits.candidates)
-        )
+        self._slices = [
+            Shard(rank, shard.world).vocabulary(limits.vocab_size) for rank in range(shard.world)
+        ]
+        own = len(self.model.vocabulary)
+        self._logits = self.backend.logits(sampled, own)
+        picker = self.backend.picker(sampled, own, min(limits.candidates, len(self._slices[0])))
+        local = RowSelector(picker, self.model.vocabulary)
+        self._selector: RowSelector | ShardedSelector = local
+        if collective is not None:
+            self._selector = ShardedSelector(local, collective, self._slices)
 
     def warm_up(self) -> None:
         """Compile or load every kernel and touch all scratch, before the first request.
@@ -179,16 +202,25 @@ class ModelEngine:
     def full_rows(self, step: int, rows: Sequence[int]) -> npt.NDArray[np.float32]:
         return self._selector.adjusted(self._logits, rows)
 
+    def read_logits(self, logits: Logits, count: int) -> npt.NDArray[np.float32]:
+        """float32 [count, V]: the first rows of any logits of the model, whole on every rank."""
+        own = self.backend.read_logits(logits, count)
+        if self.collective is None:
+            return own
+        return gather_slices(self.collective, own, self._slices)
 
-def _load(checkpoint: Checkpoint | DummyModel, backend: Backend, *, drafts: bool) -> Model:
+
+def _load(
+    checkpoint: Checkpoint | DummyModel, backend: Backend, shard: Shard, *, drafts: bool
+) -> tuple[Model, Account]:
     family = family_of(checkpoint.config)
     config = family.parse(checkpoint.config)
     if isinstance(checkpoint, DummyModel):
-        dummy: Model = family.build(config, DummyWeights(backend), drafts=drafts)
-        return dummy
+        return family.build(config, DummyWeights(backend, shard), drafts=drafts), Account()
     trial = Binding(checkpoint)
-    family.build(config, CheckedWeights(trial), drafts=drafts)
+    family.build(config, CheckedWeights(trial, shard), drafts=drafts)
     trial.finish()
-    model: Model = family.build(config, LoadedWeights(Binding(checkpoint), backend), drafts=drafts)
+    loaded = LoadedWeights(Binding(checkpoint), backend, shard)
+    model: Model = family.build(config, loaded, drafts=drafts)
     checkpoint.release()
-    return model
+    return model, loaded.account

@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 
 from dgpp.engine.base import EngineLimits
-from dgpp.errors import ConfigError, MemoryPlanError
+from dgpp.errors import MemoryPlanError
 from dgpp.models.registry import Family, FamilyConfig, family_of
+from dgpp.models.shard import Shard
 from dgpp.models.sources import PlannedWeights
 from dgpp.models.work import StepWork, step_work
+from dgpp.net.slab import slab_bytes
 from dgpp.state.declaration import CPU_CACHE, CUDA_CACHE
 
 BLOCK_TOKENS = 64
@@ -41,6 +43,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str = "bf16"
     drafts: bool = False
     backend: str = "cpu"
+    embed_sharding: str = "replicated"
     unified: bool = False
 
 
@@ -77,14 +80,13 @@ def _runtime(settings: MemorySettings) -> int:
 
 
 def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1) -> MemoryPlan:
-    """The plan of one rank. Raises CheckpointError for a model that is not served, ConfigError
-    for settings that no engine could take."""
-    if world != 1:
-        message = f"world_size: {world} is not supported yet, only 1"
-        raise ConfigError(message)
+    """The plan of the rank of `world` that needs most. Raises CheckpointError for a model that is
+    not served, ConfigError for a world that its sizes cannot be shared out to."""
     family = family_of(config)
     parsed = family.parse(config)
-    source = PlannedWeights()
+    # Rank 0's slice of the vocabulary is the widest.
+    shard = Shard(0, world, settings.embed_sharding == "vocab")
+    source = PlannedWeights(shard)
     model = family.build(parsed, source, drafts=settings.drafts)
     blocks = -(-settings.kv_capacity // BLOCK_TOKENS)
     ceiling = min(parsed.max_position_embeddings, blocks * BLOCK_TOKENS)
@@ -111,7 +113,8 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         **({"request state": snapshot_bytes * settings.slots} if snapshot_bytes else {}),
         "activations": model.workspace.row_bytes() * capacity,
         "rotary table": 4 * ceiling * parsed.rotated,
-        "logits": 8 * settings.slots * parsed.vocab_size,
+        "logits": 8 * settings.slots * len(model.vocabulary),
+        **({"collective": slab_bytes(world) // world} if world > 1 else {}),
         "penalties and bias": 8 * settings.slots * parsed.vocab_size,
         "runtime": _runtime(settings),
     }
@@ -125,15 +128,16 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         limits,
         -(-block_bytes // BLOCK_TOKENS),
         snapshot_bytes,
-        _work(family, parsed),
+        _work(family, parsed, shard),
         tuple(notes),
     )
 
 
-def _work(family: Family, config: FamilyConfig) -> StepWork:
-    target = PlannedWeights()
-    family.build(config, target, drafts=False)
-    return step_work(target.items, target.parameters, config)
+def _work(family: Family, config: FamilyConfig, shard: Shard) -> StepWork:
+    target = PlannedWeights(shard)
+    model = family.build(config, target, drafts=False)
+    table = len(model.vocabulary) / len(model.embedding.held)
+    return step_work(target.items, target.parameters, config, table)
 
 
 def row_capacity(limits: EngineLimits) -> int:

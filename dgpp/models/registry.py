@@ -9,8 +9,10 @@ from typing import Any, Protocol
 from dgpp.errors import CheckpointError
 from dgpp.models.glm4_moe import config as glm4_moe_config
 from dgpp.models.glm4_moe.model import Glm4MoeModel
+from dgpp.models.layers.embedding import Embedding
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
+from dgpp.net.collective import Collective
 from dgpp.state.declaration import StateDeclaration
 from dgpp.state.pools import StatePools
 from kernels_numba.backend import Backend, Logits, Rows, Tensor
@@ -35,6 +37,9 @@ class Model(Protocol):
     """A family's forward pass. Built from a source of weights, then prepared on a backend."""
 
     state: StateDeclaration
+    embedding: Embedding
+    vocabulary: range
+    """The ids whose logits this rank computes."""
     workspace: WorkspaceShape
     work: Workspace
 
@@ -42,8 +47,15 @@ class Model(Protocol):
     def drafts(self) -> Sequence[Draft]:
         """The draft levels that were loaded."""
 
-    def prepare(self, backend: Backend, pools: StatePools, positions: int) -> None:
-        """Allocate activations and tables; `pools` holds what `state` declares."""
+    def prepare(
+        self,
+        backend: Backend,
+        pools: StatePools,
+        positions: int,
+        collective: Collective | None = None,
+    ) -> None:
+        """Allocate activations and tables; `pools` holds what `state` declares. `collective` sums
+        what ranks computed; None where there is one."""
 
     def forward(self, rows: Rows, observer: Observer | None = None) -> None:
         """Run the rows of a step."""
@@ -57,13 +69,13 @@ class Model(Protocol):
         """Draft row q from `hidden` of position q and `rows.tokens`, the tokens at q + 1."""
 
     def draft_logits(self, level: int, index: Sequence[int], out: Logits) -> None:
-        """Logits [len(index), V] of rows of the level's last forward."""
+        """Logits [len(index), |vocabulary|] of rows of the level's last forward."""
 
     def final_hidden(self, rows: Rows, out: Tensor) -> None:
         """The last forward's rows after the final norm."""
 
     def logits(self, index: Sequence[int], out: Logits) -> None:
-        """Logits [len(index), V] of rows of the last forward."""
+        """Logits [len(index), |vocabulary|] of rows of the last forward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ A model asks its source for every parameter by name and shape. `PlannedWeights` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -17,8 +17,11 @@ import numpy.typing as npt
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.formats import BF16, Format
+from dgpp.errors import ConfigError
+from dgpp.models.account import Account
+from dgpp.models.shard import ALONE, Shard, Split
 from kernels_numba.backend import Backend, Matrix, Tensor
-from kernels_numba.weights import DUMMY_DEVIATION, Part, matrix_bytes
+from kernels_numba.weights import DUMMY_DEVIATION, LAYOUTS, Part, matrix_bytes
 
 FLOATS = ("BF16", "F32")
 
@@ -28,7 +31,8 @@ class Linear:
     """One projection of the checkpoint: [rows, columns] values stored under `name` in `format`.
 
     What is used of it: the row ranges `take` (first, count) in their order, all rows where there is
-    none, and the columns `span` (first, count), all of them where it is None.
+    none, and the columns `span` (first, count), all of them where it is None. `split` says how
+    ranks share that out: each range by itself.
     """
 
     name: str
@@ -37,6 +41,28 @@ class Linear:
     format: Format = BF16
     take: tuple[tuple[int, int], ...] = ()
     span: tuple[int, int] | None = None
+    split: Split = Split.NONE
+
+    def own(self, shard: Shard) -> Linear:
+        """What one rank uses. Raises ConfigError where that is no cut of the form."""
+        if self.split is Split.NONE or shard.world == 1:
+            return replace(self, split=Split.NONE)
+        if self.split is not Split.COLUMNS:
+            take = tuple(
+                (first + part.start, len(part))
+                for first, count in self.ranges
+                for part in [shard.span(self.split, count, self.name)]
+            )
+            return replace(self, take=take, split=Split.NONE)
+        start, count = self.span or (0, self.columns)
+        part = shard.span(Split.COLUMNS, count, self.name)
+        step = LAYOUTS[self.format.form].group or 1
+        if len(part) % step:
+            raise ConfigError(
+                f"world_size: {shard.world} cuts {self.name} into {len(part)} columns, which are "
+                f"no whole groups of {step} ({self.format.name})"
+            )
+        return replace(self, span=(start + part.start, len(part)), split=Split.NONE)
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -50,7 +76,12 @@ class Linear:
 
 
 class WeightSource(Protocol):
-    """What a model may ask for while it is built. `item` names a line of the memory plan."""
+    """What a model may ask for while it is built. `item` names a line of the memory plan.
+
+    Everything comes as the rank that `shard` describes holds it.
+    """
+
+    shard: Shard
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         """The rows of `linears` stacked in order; all of one form and K."""
@@ -59,7 +90,7 @@ class WeightSource(Protocol):
         """Parameters `name` [size], in float32."""
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
-        """Several vectors as one, in order."""
+        """Several vectors as one, in order; each is shared out as rows are."""
 
     def ignore(self, pattern: str) -> None:
         """Tensors the model knows and does not use."""
@@ -71,7 +102,8 @@ class WeightSource(Protocol):
 class PlannedWeights:
     """Counts what each item would take, from shapes alone: bytes, and parameters of matrices."""
 
-    def __init__(self) -> None:
+    def __init__(self, shard: Shard = ALONE) -> None:
+        self.shard = shard
         self.items: dict[str, int] = {}
         self.parameters: dict[str, int] = {}
 
@@ -80,7 +112,7 @@ class PlannedWeights:
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         for linear in linears:
-            rows, columns = linear.taken
+            rows, columns = linear.own(self.shard).taken
             self._add(item, matrix_bytes(linear.format.form, rows, columns))
             self.parameters[item] = self.parameters.get(item, 0) + rows * columns
         return None
@@ -90,14 +122,14 @@ class PlannedWeights:
         return None
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
-        self._add(item, 4 * sum(size for _, size in names))
+        self._add(item, 4 * sum(self.shard.part(size, name) for name, size in names))
         return None
 
     def ignore(self, pattern: str) -> None:
         """Nothing is stored of what is ignored."""
 
     def unloaded(self) -> WeightSource:
-        return PlannedWeights()
+        return PlannedWeights(self.shard)
 
 
 def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -110,7 +142,8 @@ def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 class CheckedWeights:
     """Binds every name against a checkpoint. Raises CheckpointError naming the first misfit."""
 
-    def __init__(self, binding: Binding) -> None:
+    def __init__(self, binding: Binding, shard: Shard = ALONE) -> None:
+        self.shard = shard
         self._binding = binding
 
     def _arrays(self, linear: Linear) -> list[npt.NDArray[Any]]:
@@ -143,33 +176,63 @@ class CheckedWeights:
         self._binding.ignore(pattern)
 
     def unloaded(self) -> WeightSource:
-        return CheckedWeights(self._binding)
+        return CheckedWeights(self._binding, self.shard)
 
 
 class LoadedWeights(CheckedWeights):
-    """Binds, and hands each parameter to the backend."""
+    """Binds, and hands the rank's part of each parameter to the backend; `account` says what was
+    read. Nothing else of a mapped file is touched."""
 
-    def __init__(self, binding: Binding, backend: Backend) -> None:
-        super().__init__(binding)
+    def __init__(self, binding: Binding, backend: Backend, shard: Shard = ALONE) -> None:
+        super().__init__(binding, shard)
         self._backend = backend
+        self.account = Account()
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         return self._backend.matrix([part for linear in linears for part in self._parts(linear)])
 
     def _parts(self, linear: Linear) -> list[Part]:
-        stored = linear.format.parts(linear.name, self._arrays(linear))
-        if linear.span is not None:
-            stored = [part.cut_columns(*linear.span) for part in stored]
-        if not linear.take:
-            return stored
-        return [_rows_of(stored, *piece) for piece in linear.take]
+        arrays = self._arrays(linear)
+        stored = linear.format.parts(linear.name, arrays)
+        parts = _used(stored, linear.own(self.shard))
+        if self.shard.world > 1:
+            whole = parts if linear.split is Split.NONE else _used(stored, linear)
+            alike = arrays if linear.split is Split.NONE else None
+            self.account.add(linear.name, _codes(whole), _codes(parts), alike)
+        return parts
+
+    def _vector(
+        self, name: str, size: int, dtypes: Sequence[str], split: Split
+    ) -> npt.NDArray[np.float32]:
+        whole = self._values(name, size, dtypes)
+        span = self.shard.span(split, size, name)
+        own = whole[span.start : span.stop]
+        if self.shard.world > 1:
+            alike = [whole] if split is Split.NONE else None
+            self.account.add(name, whole.nbytes, own.nbytes, alike)
+        return to_float32(own)
 
     def vector(self, item: str, name: str, size: int, dtypes: Sequence[str] = FLOATS) -> Tensor:
-        return self._backend.vector(to_float32(self._values(name, size, dtypes)))
+        return self._backend.vector(self._vector(name, size, dtypes, Split.NONE))
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
-        parts = [to_float32(self._values(name, size, FLOATS)) for name, size in names]
+        parts = [self._vector(name, size, FLOATS, Split.ROWS) for name, size in names]
         return self._backend.vector(np.concatenate(parts))
+
+
+def _used(stored: Sequence[Part], linear: Linear) -> list[Part]:
+    """What is used of the stacked parts."""
+    cut = list(stored)
+    if linear.span is not None:
+        cut = [part.cut_columns(*linear.span) for part in cut]
+    if not linear.take:
+        return cut
+    return [_rows_of(cut, *piece) for piece in linear.take]
+
+
+def _codes(parts: Sequence[Part]) -> int:
+    """Bytes of the parts' values without their scales."""
+    return sum(part.data.nbytes for part in parts)
 
 
 def _rows_of(parts: Sequence[Part], first: int, count: int) -> Part:
@@ -183,16 +246,21 @@ def _rows_of(parts: Sequence[Part], first: int, count: int) -> Part:
 
 
 class DummyWeights:
-    """Seeded random parameters made by the backend from shapes alone; norms are near one."""
+    """Seeded random parameters made by the backend from shapes alone; norms are near one. What
+    ranks hold alike is alike; their parts of the rest belong to no common whole."""
 
-    def __init__(self, backend: Backend, seed: int = 0) -> None:
+    def __init__(self, backend: Backend, shard: Shard = ALONE, seed: int = 0) -> None:
+        self.shard = shard
         self._backend = backend
         self._seeds = count(seed << 32)
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
-        rows = sum(linear.taken[0] for linear in linears)
-        form, columns = linears[0].format.form, linears[0].taken[1]
-        return self._backend.dummy(form, rows, columns, next(self._seeds))
+        taken = [linear.own(self.shard).taken for linear in linears]
+        rows, columns = sum(rows for rows, _ in taken), taken[0][1]
+        seed = next(self._seeds)
+        if linears[0].split is not Split.NONE:
+            seed += self.shard.rank << 24
+        return self._backend.dummy(linears[0].format.form, rows, columns, seed)
 
     def _values(self, name: str, size: int) -> npt.NDArray[np.float32]:
         rng = np.random.default_rng(next(self._seeds))
@@ -203,11 +271,11 @@ class DummyWeights:
         return self._backend.vector(self._values(name, size))
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
-        parts = [self._values(name, size) for name, size in names]
+        parts = [self._values(name, self.shard.part(size, name)) for name, size in names]
         return self._backend.vector(np.concatenate(parts))
 
     def ignore(self, pattern: str) -> None:
         """There are no tensors to ignore."""
 
     def unloaded(self) -> WeightSource:
-        return PlannedWeights()
+        return PlannedWeights(self.shard)

@@ -9,7 +9,7 @@ import msgspec
 
 
 class StepWork(msgspec.Struct, frozen=True):
-    """Of the target model, without draft layers.
+    """Of the target model, without draft layers, on one rank.
 
     fixed_bytes        weights that every decode step reads: all but the embedding table (unless it
                        is the head too) and the routed experts
@@ -37,17 +37,21 @@ class StepWork(msgspec.Struct, frozen=True):
         return float(self.experts * (1.0 - (1.0 - self.top / self.experts) ** rows))
 
 
-def step_work(sizes: Mapping[str, int], parameters: Mapping[str, int], config: Any) -> StepWork:
-    """From bytes and matrix parameters by item of the plan, and the family's configuration."""
+def step_work(
+    sizes: Mapping[str, int], parameters: Mapping[str, int], config: Any, table: float
+) -> StepWork:
+    """From bytes and matrix parameters by item of the plan, and the family's configuration;
+    `table` is the share of the embedding that is read where it is the head too."""
     experts = config.n_routed_experts if "experts" in sizes else 0
     top = config.num_experts_per_tok if experts else 0
-    unread = {"experts"} | ({"embedding"} if "head" in sizes else set())
+    unread = {"experts", "embedding"}
+    head = 0 if "head" in sizes else int(sizes.get("embedding", 0) * table)
     linear = sum(
         n for item, n in parameters.items() if item not in ("embedding", "head", "experts")
     )
     share = top / experts if experts else 0.0
     return StepWork(
-        fixed_bytes=sum(size for item, size in sizes.items() if item not in unread),
+        fixed_bytes=sum(size for item, size in sizes.items() if item not in unread) + head,
         expert_bytes=sizes.get("experts", 0),
         experts=experts,
         top=top,

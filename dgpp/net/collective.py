@@ -9,13 +9,14 @@ import msgspec
 import numpy.typing as npt
 
 from kernels_numba.backend import Backend, Tensor
+from kernels_numba.meeting import BF16_WIRE, F32_WIRE
 
 
 class Wire(enum.IntEnum):
     """What a value of a sum is while it travels; sums themselves are float32. Bytes a value."""
 
-    F32 = 4
-    BF16 = 2
+    F32 = F32_WIRE
+    BF16 = BF16_WIRE
 
 
 class CollectiveStatistics(msgspec.Struct, frozen=True):

@@ -22,8 +22,8 @@ from dgpp.net.slab import SLOT_BYTES, Slab
 from dgpp.net.watch import LOADING, LOOK_S, SERVING, Beater, Limits, Patience
 from kernels_numba.backend import Backend, Tensor
 from kernels_numba.cpu import exchange
-from kernels_numba.cpu.exchange import GENERATION
 from kernels_numba.cpu.memory import Block, allocate
+from kernels_numba.meeting import GENERATION, LINE_BYTES
 from kernels_numba.weights import VECTOR
 
 RENDEZVOUS_S = 120.0
@@ -263,7 +263,7 @@ def _spins(world: int) -> int:
     """Looks that take about SPIN_US; none where ranks share CPUs and a spin holds up its peer."""
     if len(os.sched_getaffinity(0)) < world:
         return 0
-    line = np.zeros(exchange.LINE_BYTES // 8, np.int64)
+    line = np.zeros(LINE_BYTES // 8, np.int64)
     times = []
     for _ in range(5):
         began = time.perf_counter()

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dgpp.net.errors import CollectiveError, CollectiveMismatchError
-from kernels_numba.cpu.exchange import LINE_BYTES
+from kernels_numba.meeting import LINE_BYTES
 
 SLOT_BYTES = 512 << 10
 """Most that one rank contributes to one exchange; larger ones go in pieces. A piece of each rank

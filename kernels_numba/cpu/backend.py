@@ -124,6 +124,9 @@ class CpuBackend(CpuSequences):
         self._panels = grown(self._panels, self._cores, floats)
         return matrix
 
+    def cut(self, matrix: CpuMatrix, first: int, rows: int) -> CpuMatrix:
+        return matrix.cut(first, rows)
+
     def dummy(self, form: Form, rows: int, columns: int, seed: int) -> CpuMatrix:
         return self.matrix([dummy_part(form, rows, columns, seed)])
 
@@ -151,10 +154,10 @@ class CpuBackend(CpuSequences):
 
     # Rows --------------------------------------------------------------------------------------
 
-    def embed(self, rows: Rows, table: CpuMatrix, out: Block) -> None:
+    def embed(self, rows: Rows, table: CpuMatrix, out: Block, *, first: int = 0) -> None:
         row_kernels.embed(
-            table.widen, rows.handle.tokens, rows.count, *table.weights, table.depth,
-            out.address, out.stride,
+            table.widen, rows.handle.tokens, rows.count, first, table.rows, *table.weights,
+            table.depth, out.address, out.stride,
         )  # fmt: skip
 
     def norm(self, rows: Rows, x: Block, norm: Norm, out: Block) -> None:
@@ -298,6 +301,8 @@ class CpuBackend(CpuSequences):
         routes: Routes,
         shared: Block | None,
         out: Block,
+        *,
+        add: bool = True,
     ) -> None:
         gate_up: CpuMatrix = experts.gate_up
         down: CpuMatrix = experts.down
@@ -322,7 +327,7 @@ class CpuBackend(CpuSequences):
         moe_kernels.combine(
             result.address, result.stride, place, choice.weights, top, rows.count,
             0 if shared is None else shared.address, 0 if shared is None else shared.stride,
-            x.width, out.address, out.stride, sums.address,
+            x.width, out.address, out.stride, sums.address, int(add),
         )  # fmt: skip
 
     def _pair_buffers(self, top: int, experts: Experts) -> list[Block]:

@@ -24,13 +24,7 @@ from kernels_numba.cpu.pointers import view_f32, view_u16
 from kernels_numba.cpu.rows import copy_row
 from kernels_numba.cpu.scalar import bits_of_float, float_of_bits
 from kernels_numba.jit import kernel
-
-LINE_BYTES = 256
-"""A rank's words: those that it writes, and apart from them the one that sleepers write."""
-GENERATION, TAGS, SLEEPERS = 0, 16, 128
-"""Offsets in a line: last published collective, the tags of the last two, ranks asleep on it."""
-F32_WIRE, BF16_WIRE = 4, 2
-"""What a value takes on its way between ranks."""
+from kernels_numba.meeting import F32_WIRE, GENERATION, LINE_BYTES, SLEEPERS, TAGS
 
 
 @kernel(inline=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,23 @@ class CpuMatrix:
             int(self.scale.strides[0]) if lines and not layout.indexed else 0,
             int(self.factors.ctypes.data) if indexed else 0,
         )
+
+    def cut(self, first: int, rows: int) -> CpuMatrix:
+        """Rows first … first + rows − 1, where they lie; of forms whose rows have no grid."""
+        if self.layout.grid:
+            message = f"{self.form.name}: rows that share a line of scales cannot be cut"
+            raise ValueError(message)
+        cut = copy(self)
+        cut.rows = rows
+        data, stride, scale, scale_stride, factors = self.weights
+        cut.weights = (
+            data + first * stride,
+            stride,
+            scale + first * scale_stride,
+            scale_stride,
+            factors and factors + 4 * first,
+        )
+        return cut
 
     def _scales(self, part: Part) -> npt.NDArray[Any]:
         """The part's lines of scales, one per `layout.group` columns."""

@@ -139,8 +139,9 @@ def _expert_down(
 def combine(
     experts_out: int, experts_stride: int, place: int, weights: int, top: int, rows: int,
     shared: int, shared_stride: int, width: int, out: int, out_stride: int, sums: int,
+    residual: int,
 ) -> None:  # fmt: skip
-    """out[r] += Σ_j weight[r, j] · expert output, experts ascending, then + shared[r]."""
+    """out[r] = Σ_j weight[r, j] · expert output, experts ascending, then + shared[r] (+ out[r])."""
     total = view_f32(sums, width)
     where = view_i32(place, rows * top)
     weight = view_f32(weights, rows * top)
@@ -156,10 +157,13 @@ def combine(
         if shared != 0:
             common = view_f32(shared + r * shared_stride, width)
             for i in range(width):
-                target[i] = target[i] + (total[i] + common[i])
-        else:
+                total[i] = total[i] + common[i]
+        if residual != 0:
             for i in range(width):
                 target[i] = target[i] + total[i]
+        else:
+            for i in range(width):
+                target[i] = total[i]
 
 
 @kernel()

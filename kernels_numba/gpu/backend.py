@@ -128,6 +128,9 @@ class CudaBackend:
         self._project.make_room(matrix.columns)
         return matrix
 
+    def cut(self, matrix: CudaMatrix, first: int, rows: int) -> CudaMatrix:
+        return matrix.cut(first, rows)
+
     def dummy(self, form: Form, rows: int, columns: int, seed: int) -> CudaMatrix:
         self._enter()
         self._project.make_room(columns)
@@ -170,12 +173,12 @@ class CudaBackend:
 
     # Rows --------------------------------------------------------------------------------------
 
-    def embed(self, rows: Rows, table: CudaMatrix, out: CudaTensor) -> None:
+    def embed(self, rows: Rows, table: CudaMatrix, out: CudaTensor, *, first: int = 0) -> None:
         data, stride, scale, scale_stride, factors = table.weights
         self._kernels.launch(
             ROWS, "embed", (rows.count, -(-out.width // THREADS)), THREADS,
-            (rows.handle.tokens, int(table.form), data, stride, scale, scale_stride, factors,
-             out.width, *out.target),
+            (rows.handle.tokens, first, table.rows, int(table.form), data, stride, scale,
+             scale_stride, factors, out.width, *out.target),
         )  # fmt: skip
 
     def norm(self, rows: Rows, x: CudaTensor, norm: Norm, out: CudaTensor) -> None:
@@ -297,5 +300,7 @@ class CudaBackend:
         routes: Routes,
         shared: CudaTensor | None,
         out: CudaTensor,
+        *,
+        add: bool = True,
     ) -> None:
-        self._mixture.moe(rows.count, x, experts, routes.handle, shared, out)
+        self._mixture.moe(rows.count, x, experts, routes.handle, shared, out, add=add)

@@ -82,6 +82,8 @@ class Mixture:
         handle: RouteHandle,
         shared: CudaTensor | None,
         out: CudaTensor,
+        *,
+        add: bool,
     ) -> None:
         gate_up: CudaMatrix = experts.gate_up
         down: CudaMatrix = experts.down
@@ -100,7 +102,7 @@ class Mixture:
         self._kernels.launch(
             MOE, "combine", (count, -(-x.width // THREADS)), THREADS,
             (result.pointer, result.stride, handle.place, handle.pointers[1], handle.top, *target,
-             x.width, *out.target),
+             x.width, *out.target, int(add)),
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,24 @@ class CudaMatrix:
                 matrix.factors[first:last] = np.float32(part.multiplier * FACTOR_SCALE)
             first = last
         return matrix
+
+    def cut(self, first: int, rows: int) -> CudaMatrix:
+        """Rows first … first + rows − 1, where they lie."""
+        cut = copy(self)
+        last = first + rows
+        cut.rows = rows
+        cut.data = self.data[first:last]
+        if self.scale.size:
+            cut.scale, cut.factors = self.scale[first:last], self.factors[first:last]
+        data, stride, scale, scale_stride, factors = self.weights
+        cut.weights = (
+            data + first * stride,
+            stride,
+            scale + first * scale_stride,
+            scale_stride,
+            factors and factors + 4 * first,
+        )
+        return cut
 
     @property
     def nbytes(self) -> int:

@@ -137,12 +137,13 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_by_expert(
     }
 }
 
-// out[r] += sum of weight * result over r's choices in ascending expert order, then + shared[r].
+// out[r] = sum of weight * result over r's choices in ascending expert order, then + shared[r],
+// added to what out[r] holds when `add`.
 // Grid: (rows, width / 256).
 extern "C" __global__ void combine(
     const float* result, i64 stride, const int* place, const float* weights, i64 top,
     const void* shared, i64 shared_stride, i64 shared_wide, i64 width, void* out, i64 out_stride,
-    i64 out_wide) {
+    i64 out_wide, i64 add) {
     const i64 i = static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x;
     if (i >= width) return;
     const i64 row = blockIdx.x;
@@ -154,5 +155,6 @@ extern "C" __global__ void combine(
         sum += load_value(row_at(shared, row, shared_stride, shared_wide), i, shared_wide);
     }
     u8* to = row_at(out, row, out_stride, out_wide);
-    store_value(to, i, out_wide, load_value(to, i, out_wide) + sum);
+    if (add) sum += load_value(to, i, out_wide);
+    store_value(to, i, out_wide, sum);
 }

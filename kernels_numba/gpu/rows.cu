@@ -3,16 +3,19 @@
 
 constexpr int NORM_THREADS = 256;
 
-// out[r] = table[tokens[r]] in float32. Grid: (rows, width / 256).
+// out[r] = table[tokens[r] - first] in float32, 0 beyond the table's `held` rows.
+// Grid: (rows, width / 256).
 extern "C" __global__ void embed(
-    const int* tokens, i64 form, const u8* data, i64 stride, const u8* scale, i64 scale_stride,
+    const int* tokens, i64 first, i64 held, i64 form, const u8* data, i64 stride, const u8* scale, i64 scale_stride,
     const float* factors, i64 width, void* out, i64 out_stride, i64 out_wide) {
     const i64 i = static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x;
     if (i >= width) return;
-    const i64 token = tokens[blockIdx.x];
+    const i64 token = tokens[blockIdx.x] - first;
     const u8* row = data + token * stride;
     float value;
-    if (form == 1) {
+    if (token < 0 || token >= held) {
+        value = 0.0f;
+    } else if (form == 1) {
         value = bf16_float(reinterpret_cast<const u16*>(row)[i]);
     } else {
         const u32 code = row[i / 2] >> (i % 2 * 4) & 15u;

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kernels_numba.cpu import exchange
+from kernels_numba.meeting import LINE_BYTES
 
 ARM = "aarch64-unknown-linux-gnu"
 
@@ -36,12 +37,12 @@ def assembly(machine, kernel, *arguments: int) -> str:
 
 
 def test_a_part_is_published_after_its_bytes_and_before_sleepers_are_counted(machine) -> None:
-    words = np.zeros(exchange.LINE_BYTES, np.int64)
+    words = np.zeros(LINE_BYTES, np.int64)
     code = assembly(machine, exchange.publish, int(words.ctypes.data), 5, 1)
     assert re.search(r"stlr.*stlr.*\bdmb\s+ish\n.*ldar", code, re.DOTALL)
 
 
 def test_a_sleeper_is_counted_before_it_looks(machine) -> None:
-    words = np.zeros(exchange.LINE_BYTES, np.int64)
+    words = np.zeros(LINE_BYTES, np.int64)
     code = assembly(machine, exchange.lie_down, int(words.ctypes.data))
     assert re.search(r"(ldaddal|stlxr|ldaxr|__aarch64_ldadd4_acq_rel).*ldar", code, re.DOTALL)

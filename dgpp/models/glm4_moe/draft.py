@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dgpp.models.glm4_moe.config import Glm4MoeConfig
 from dgpp.models.glm4_moe.layer import Glm4MoeLayer
+from dgpp.models.layers.embedding import Embedding
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.observer import Observer
 from dgpp.models.sources import Linear, WeightSource
@@ -46,13 +47,13 @@ class Glm4MoeDraft:
         self,
         rows: Rows,
         hidden: Tensor,
-        embedding: Matrix,
+        embedding: Embedding,
         work: Workspace,
         observer: Observer | None = None,
     ) -> None:
         """`rows.tokens` follow their positions; `self.hidden` is the next level's input."""
         ops = self._ops
-        ops.embed(rows, embedding, self._embedded)
+        embedding.forward(ops, rows, work, self._embedded)
         ops.norm(rows, self._embedded, Norm(self._embed_norm, self._eps), work.normed)
         ops.norm(rows, hidden, Norm(self._hidden_norm, self._eps), self._normed)
         ops.join(rows, work.normed, self._normed, self._joined)

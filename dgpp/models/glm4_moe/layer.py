@@ -8,6 +8,7 @@ from dgpp.models.layers.mlp import DenseMlp
 from dgpp.models.layers.moe import MoeShape, SigmoidMoe
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
+from dgpp.models.shard import Shard
 from dgpp.models.sources import WeightSource
 from dgpp.state.declaration import PagedPlane
 from kernels_numba.backend import Backend, Plane, Rows, Tensor
@@ -39,26 +40,30 @@ def moe_shape(config: Glm4MoeConfig) -> MoeShape:
     )
 
 
-def plane(config: Glm4MoeConfig, layer: int) -> PagedPlane:
-    return PagedPlane(f"layer {layer}", config.num_key_value_heads, config.head_dim)
+def plane(config: Glm4MoeConfig, layer: int, shard: Shard) -> PagedPlane:
+    return PagedPlane(
+        f"layer {layer}", attention_shape(config).own(shard).kv_heads, config.head_dim
+    )
 
 
 def is_dense(config: Glm4MoeConfig, layer: int) -> bool:
     return layer < config.first_k_dense_replace
 
 
-def workspace_shape(config: Glm4MoeConfig, *, drafts: bool) -> WorkspaceShape:
-    """Widths of a step's activations."""
+def workspace_shape(config: Glm4MoeConfig, shard: Shard, *, drafts: bool) -> WorkspaceShape:
+    """Widths of a step's activations on one rank."""
+    own = attention_shape(config).own(shard)
     padded = -(-config.head_dim // 16) * 16
     has_moe = not is_dense(config, config.num_hidden_layers - 1) or drafts
     shared = config.moe_intermediate_size * max(1, config.n_shared_experts) if has_moe else 0
     dense = config.intermediate_size if config.first_k_dense_replace else 0
     return WorkspaceShape(
         hidden=config.hidden_size,
-        qkv=attention_shape(config).qkv,
-        queries=config.num_attention_heads * padded,
-        attended=config.num_attention_heads * config.head_dim,
-        intermediate=max(dense, shared),
+        qkv=own.qkv,
+        queries=own.heads * padded,
+        attended=own.heads * config.head_dim,
+        intermediate=max(dense, shared) // shard.world,
+        partial=config.hidden_size if shard.world > 1 else 0,
         experts_per_token=config.num_experts_per_tok if has_moe else 0,
     )
 

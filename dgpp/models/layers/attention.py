@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dgpp.checkpoint.formats import Format
 from dgpp.models.layers.workspace import Workspace
+from dgpp.models.shard import Shard, Split
 from dgpp.models.sources import Linear, WeightSource
 from kernels_numba.backend import Attention, Backend, Norm, Plane, Rows, Tensor
 
@@ -23,30 +24,45 @@ class AttentionShape:
     bias: bool
     qk_norm: bool
 
+    def own(self, shard: Shard) -> AttentionShape:
+        """One rank's heads. Raises ConfigError where they cannot be shared out equally."""
+        return replace(
+            self,
+            heads=shard.part(self.heads, "config.json's num_attention_heads"),
+            kv_heads=shard.part(self.kv_heads, "config.json's num_key_value_heads"),
+        )
+
     @property
     def qkv(self) -> int:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
 
 class GqaAttention:
-    """x += o_proj(attention(norm(x))). Keys and values of every row go to the layer's plane."""
+    """x += o_proj(attention(norm(x))). Keys and values of every row go to the layer's plane.
+
+    In a world a rank has its share of the heads. `shape` is the whole layer's.
+    """
 
     def __init__(
         self, source: WeightSource, prefix: str, shape: AttentionShape, stored: Format
     ) -> None:
-        self._shape = shape
+        self._shape = shape.own(source.shard)
         hidden, dim = shape.hidden, shape.head_dim
         sizes = {"q": shape.heads * dim, "k": shape.kv_heads * dim, "v": shape.kv_heads * dim}
         name = f"{prefix}.self_attn"
         self._norm_weight = source.vector("norms", f"{prefix}.input_layernorm.weight", hidden)
         self._qkv = source.matrix(
-            "attention", [Linear(f"{name}.{p}_proj", n, hidden, stored) for p, n in sizes.items()]
+            "attention",
+            [
+                Linear(f"{name}.{p}_proj", n, hidden, stored, split=Split.ROWS)
+                for p, n in sizes.items()
+            ],
         )
         self._bias: Tensor | None = None
         if shape.bias:
             biases = [(f"{name}.{p}_proj.bias", n) for p, n in sizes.items()]
             self._bias = source.joined("attention", biases)
-        output = Linear(f"{name}.o_proj", hidden, shape.heads * dim, stored)
+        output = Linear(f"{name}.o_proj", hidden, shape.heads * dim, stored, split=Split.COLUMNS)
         self._output = source.matrix("attention", [output])
         self._qk_norms: list[Tensor] = []
         if shape.qk_norm:
@@ -79,4 +95,6 @@ class GqaAttention:
         ops.linear(rows, work.x, self._qkv, work.qkv, norm=self._norm, bias=self._bias)
         ops.rotary_cache_write(rows, work.qkv, self._attention, self._plane, work.queries)
         ops.attend_paged(rows, work.queries, self._attention, self._plane, work.attended)
-        ops.linear(rows, work.attended, self._output, work.x, add=True)
+        fold = work.fold
+        ops.linear(rows, work.attended, self._output, fold.target, add=fold.add)
+        fold.finish(rows)

@@ -5,19 +5,24 @@ from __future__ import annotations
 from dgpp.checkpoint.formats import Format
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.observer import Observer
+from dgpp.models.shard import Split
 from dgpp.models.sources import Linear, WeightSource
 from kernels_numba.backend import Backend, Norm, Rows, Tensor
 
 
 class GatedMlp:
-    """down(silu(gate(x)) · up(x))."""
+    """down(silu(gate(x)) · up(x)); in a world a rank has its share of the inner values."""
 
     def __init__(
         self, source: WeightSource, item: str, name: str, hidden: int, inner: int, stored: Format
     ) -> None:
-        sides = [Linear(f"{name}.{side}_proj", inner, hidden, stored) for side in ("gate", "up")]
+        sides = [
+            Linear(f"{name}.{side}_proj", inner, hidden, stored, split=Split.ROWS)
+            for side in ("gate", "up")
+        ]
+        down = Linear(f"{name}.down_proj", hidden, inner, stored, split=Split.COLUMNS)
         self._gate_up = source.matrix(item, sides)
-        self._down = source.matrix(item, [Linear(f"{name}.down_proj", hidden, inner, stored)])
+        self._down = source.matrix(item, [down])
 
     def forward(
         self,
@@ -46,4 +51,6 @@ class DenseMlp:
         self._mlp = GatedMlp(source, "mlp", f"{prefix}.mlp", hidden, inner, stored)
 
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
-        self._mlp.forward(ops, rows, work, work.x, work.x, norm=self._norm, add=True)
+        fold = work.fold
+        self._mlp.forward(ops, rows, work, work.x, fold.target, norm=self._norm, add=fold.add)
+        fold.finish(rows)

@@ -8,6 +8,7 @@ from dgpp.checkpoint.formats import Format
 from dgpp.models.layers.mlp import GatedMlp
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.observer import Observer
+from dgpp.models.shard import Split
 from dgpp.models.sources import Linear, WeightSource
 from kernels_numba.backend import Backend, Experts, Norm, Routing, Rows
 
@@ -27,7 +28,10 @@ class MoeShape:
 
 
 class SigmoidMoe:
-    """x += Σ weight · expert(norm(x)) + shared(norm(x))."""
+    """x += Σ weight · expert(norm(x)) + shared(norm(x)).
+
+    In a world every rank routes alike and has a share of the inner values of every expert.
+    """
 
     def __init__(
         self, source: WeightSource, prefix: str, layer: int, shape: MoeShape, stored: Format
@@ -43,16 +47,17 @@ class SigmoidMoe:
         self._routing = Routing(gate, bias, shape.experts, shape.top, shape.normalise, shape.scale)
         hidden, inner = shape.hidden, shape.intermediate
         sides = [
-            Linear(f"{name}.experts.{e}.{side}_proj", inner, hidden, stored)
+            Linear(f"{name}.experts.{e}.{side}_proj", inner, hidden, stored, split=Split.ROWS)
             for e in range(shape.experts)
             for side in ("gate", "up")
         ]
         downs = [
-            Linear(f"{name}.experts.{e}.down_proj", hidden, inner, stored)
+            Linear(f"{name}.experts.{e}.down_proj", hidden, inner, stored, split=Split.COLUMNS)
             for e in range(shape.experts)
         ]
+        own = source.shard.part(inner, "config.json's moe_intermediate_size")
         self._experts = Experts(
-            source.matrix("experts", sides), source.matrix("experts", downs), inner
+            source.matrix("experts", sides), source.matrix("experts", downs), own
         )
         self._shared: GatedMlp | None = None
         if shape.shared:
@@ -74,4 +79,6 @@ class SigmoidMoe:
         if self._shared is not None:
             shared = work.shared
             self._shared.forward(ops, rows, work, work.normed, shared, norm=None, add=False)
-        ops.moe(rows, work.normed, self._experts, work.routes, shared, work.x)
+        fold = work.fold
+        ops.moe(rows, work.normed, self._experts, work.routes, shared, fold.target, add=fold.add)
+        fold.finish(rows)

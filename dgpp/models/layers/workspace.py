@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dgpp.models.layers.fold import Fold
+from dgpp.net.collective import Collective
 from kernels_numba.backend import Backend, Routes, Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceShape:
-    """Widths in values. 0 experts per token where the model has no MoE layer."""
+    """Widths in values on one rank. 0 experts per token where the model has no MoE layer, 0
+    `partial` where nothing is summed over ranks."""
 
     hidden: int
     qkv: int
@@ -17,20 +20,26 @@ class WorkspaceShape:
     attended: int
     intermediate: int
     experts_per_token: int
+    partial: int = 0
 
     def row_bytes(self) -> int:
         """float32 bytes per row, kernels' own scratch included."""
         held = 3 * self.hidden + self.qkv + self.queries + self.attended + self.intermediate
+        held += self.partial
         scratch = self.hidden + max(2 * self.intermediate, self.qkv)
         pairs = self.experts_per_token * (2 * self.hidden + 3 * self.intermediate)
         return 4 * (held + scratch + pairs)
 
 
 class Workspace:
-    """x: the residual; the others are free between a layer's operations."""
+    """x: the residual; the others are free between a layer's operations. `fold` takes what a
+    sublayer adds to x."""
 
-    def __init__(self, backend: Backend, shape: WorkspaceShape) -> None:
+    def __init__(
+        self, backend: Backend, shape: WorkspaceShape, collective: Collective | None
+    ) -> None:
         self.x: Tensor = backend.tensor(shape.hidden, wide=True)
+        self.fold = Fold(backend, self.x, shape.hidden, collective)
         self.normed: Tensor = backend.tensor(shape.hidden)
         self.shared: Tensor = backend.tensor(shape.hidden, wide=True)
         self.qkv: Tensor = backend.tensor(shape.qkv, wide=True)

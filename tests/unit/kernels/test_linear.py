@@ -159,6 +159,29 @@ def test_embedding_rows_are_exact(backend, form) -> None:
     close(backend, backend.read(out, 6), values[rows.tokens[:6]], EXACT)
 
 
+def test_tokens_outside_a_slice_of_the_embedding_give_zeros(backend, form) -> None:
+    part, values = random_part(form, 20, 64, 9)
+    first, rows, out = 1000, backend.rows(2, 4), tensor_of(backend, np.ones((6, 64)), wide=True)
+    rows.count = 6
+    rows.tokens[:6] = [1003, 999, 1019, 1020, 0, 2_000_000_000]
+    backend.begin(rows)
+    backend.embed(rows, backend.matrix([part]), out, first=first)
+    wanted = np.zeros((6, 64))
+    wanted[[0, 2]] = values[[3, 19]]
+    close(backend, backend.read(out, 6), wanted, EXACT)
+
+
+def test_a_cut_of_a_matrix_is_the_matrix_of_the_cut(backend) -> None:
+    for kind in (Form.BF16, Form.NVFP4):
+        part, _ = random_part(kind, 300, 64, 9)
+        x, whole, cut = random_rows(64, 1), backend.logits(2, 300), backend.logits(2, 100)
+        table, source = backend.matrix([part]), tensor_of(backend, x, wide=True)
+        backend.head(source, [5, 0], None, table, whole)
+        backend.head(source, [5, 0], None, backend.cut(table, 70, 100), cut)
+        wanted = backend.read_logits(whole, 2)[:, 70:170]
+        np.testing.assert_array_equal(backend.read_logits(cut, 2), wanted)
+
+
 def test_head_packs_the_rows_asked_for(backend) -> None:
     part, values = random_part(Form.BF16, 50, 64, 9)
     x, out = random_rows(64, 1), backend.logits(4, 50)

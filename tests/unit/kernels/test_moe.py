@@ -35,8 +35,8 @@ def make(backend, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("count", [1, 5, 40, CAPACITY])
-def test_moe_is_the_weighted_sum_of_its_experts(backend, form, count) -> None:
+@pytest.mark.parametrize(("count", "add"), [(1, True), (5, False), (40, True), (CAPACITY, False)])
+def test_moe_is_the_weighted_sum_of_its_experts(backend, form, count, add) -> None:
     routing, experts, gate, bias, (sides, downs) = make(backend, form)
     rng = np.random.default_rng(4)
     x, shared, before = (bf16_rows(rng, CAPACITY, HIDDEN) for _ in range(3))
@@ -44,7 +44,8 @@ def test_moe_is_the_weighted_sum_of_its_experts(backend, form, count) -> None:
     source = tensor_of(backend, x)
     rows, routes = rows_of(backend, count), backend.routes(TOP)
     backend.route(rows, source, routing, routes)
-    backend.moe(rows, source, experts, routes, tensor_of(backend, shared, wide=True), out)
+    common = tensor_of(backend, shared, wide=True)
+    backend.moe(rows, source, experts, routes, common, out, add=add)
     ids, given = backend.read_routes(routes, count)
     got = backend.read(out, count)
     for r in range(count):
@@ -57,7 +58,7 @@ def test_moe_is_the_weighted_sum_of_its_experts(backend, form, count) -> None:
             ranked = np.sort(score + bias)[::-1]
             assert routes.gaps[r] == pytest.approx(ranked[TOP - 1] - ranked[TOP], abs=1e-5)
         np.testing.assert_allclose(given[r], weights, rtol=1e-5)
-        total = before[r].astype(np.float64) + shared[r]
+        total = before[r] * float(add) + shared[r].astype(np.float64)
         for e, weight in zip(chosen, weights, strict=True):
             g, u = sides[2 * e] @ row, sides[2 * e + 1] @ row
             total = total + weight * (downs[e] @ (g / (1 + np.exp(-g)) * u))

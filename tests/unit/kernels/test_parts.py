@@ -21,8 +21,8 @@ def values(part: Part) -> np.ndarray:
     matrix = CpuMatrix([part])
     tokens = np.arange(part.rows, dtype=np.int32)
     out = allocate((part.rows, matrix.depth), np.float32)
-    embed(matrix.widen, int(tokens.ctypes.data), part.rows, *matrix.weights, matrix.depth,
-          int(out.ctypes.data), int(out.strides[0]))  # fmt: skip
+    embed(matrix.widen, int(tokens.ctypes.data), part.rows, 0, part.rows, *matrix.weights,
+          matrix.depth, int(out.ctypes.data), int(out.strides[0]))  # fmt: skip
     return out[:, : part.columns]
 
 

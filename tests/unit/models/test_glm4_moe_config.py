@@ -6,7 +6,7 @@ import pytest
 from model_fixtures import config_of
 
 from dgpp.checkpoint.formats import BF16, NVFP4_MODELOPT
-from dgpp.errors import CheckpointError, ConfigError, MemoryPlanError
+from dgpp.errors import CheckpointError, MemoryPlanError
 from dgpp.models.glm4_moe.config import parse
 from dgpp.models.plan import MemorySettings, plan_memory, require_fit
 from dgpp.models.registry import family_of
@@ -103,8 +103,3 @@ def test_a_plan_that_does_not_fit_says_what_would() -> None:
     assert block > 1
     with pytest.raises(MemoryPlanError, match=r"no engine.kv_capacity fits"):
         require_fit(plan, 1 << 20)
-
-
-def test_worlds_are_not_there_yet() -> None:
-    with pytest.raises(ConfigError, match="world_size: 2 is not supported yet"):
-        plan_memory(config_of("bf16"), MemorySettings(), world=2)

@@ -15,7 +15,7 @@ VOCAB = 70
 
 @pytest.fixture
 def selector() -> RowSelector:
-    return RowSelector(CpuPicker(4, VOCAB, 5))
+    return RowSelector(CpuPicker(4, VOCAB, 5), range(VOCAB))
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ def main(fd: int, rank: int, world: int, steps: int = 0) -> None:
         collective.all_reduce(1, part, out)
         if steps:
             times.append(time.perf_counter() - began)
+        else:
+            time.sleep(0.005)
     print(statistics.median(times), flush=True)
     collective.close()
 

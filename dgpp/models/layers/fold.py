@@ -1,0 +1,33 @@
+"""Where a sublayer's output goes: into the residual, in a world by way of a sum over its ranks."""
+
+from __future__ import annotations
+
+from dgpp.net.collective import Collective
+from kernels_numba.backend import Backend, Rows, Tensor
+
+
+class Fold:
+    """A sublayer writes to `target`, adding to what is there where `add`, then calls `finish`.
+
+    On one rank `target` is the residual `x` itself. In a world it is this rank's share of the
+    output, and `finish` adds the shares of all ranks to the residual: x is the same on every rank
+    at every edge of a sublayer.
+    """
+
+    def __init__(
+        self, backend: Backend, x: Tensor, hidden: int, collective: Collective | None
+    ) -> None:
+        self._x = x
+        self._collective = collective
+        self.add = collective is None
+        self.target: Tensor = x if collective is None else collective.partial(backend, hidden)
+
+    def finish(self, rows: Rows) -> None:
+        """x += the sublayer's output."""
+        if self._collective is not None:
+            self._collective.all_reduce(rows.count, self.target, self._x)
+
+    def gather(self, rows: Rows, out: Tensor) -> None:
+        """out = Σ over ranks of `target`: rows that one rank has and the others hold as zeros."""
+        assert self._collective is not None, "one rank has all rows"
+        self._collective.all_reduce(rows.count, self.target, out, add=False)
