@@ -128,6 +128,7 @@ def build_engine(boot: Boot) -> Engine:
             boot.threads,
             backend=boot.backend,
             device=boot.device,
+            embed_sharding=boot.settings.engine.embed_sharding,
         )
         engine.warm_up()
         for note in engine.notes():

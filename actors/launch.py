@@ -164,6 +164,7 @@ def memory_settings(settings: Settings, backend: str, *, unified: bool) -> Memor
         slots=engine.max_concurrency,
         kv_capacity=engine.kv_capacity,
         candidates=engine.sampling_candidates,
+        embed_sharding=engine.embed_sharding,
         kv_dtype=engine.kv_dtype,
         backend=backend,
         unified=unified,
