@@ -54,6 +54,7 @@ class ShardedSelector:
             told.present.sum(axis=0, dtype=np.int32),
             merge_lse(told.lse),
             own.drafts,
+            own.picks,
         )
         found.held[:] = merge_rows(told.ids, told.logits, told.held, found.ids, found.logits)
         return found

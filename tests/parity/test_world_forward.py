@@ -21,8 +21,8 @@ def check(variant: str, **options):
     expected = Expected(folder / "expected.npz")
     tolerances = stated_tolerances(folder / "expected.npz")
     assert tolerances is not None
-    options = CheckOptions(threads=1, **options)
-    return check_checkpoint(Checkpoint(folder), expected, tolerances, options), expected
+    chosen = CheckOptions(threads=1, **options)
+    return check_checkpoint(Checkpoint(folder), expected, tolerances, chosen), expected
 
 
 @pytest.mark.parametrize(
