@@ -14,8 +14,8 @@ class Actor:
 
     Order of calls: `__init__`, `start`, then `receive` for each message, `serve` once all actors
     of the rank have started, at the end `drain` (of roles that face outside) and `stop`; or
-    `fail` (of roles that face outside) when the world broke. An exception out of any of them
-    ends the world with that error named.
+    `fail` (of roles that face outside) when the world broke, `broke` when this actor did. An
+    exception out of any of them ends the world with that error named.
     """
 
     def __init__(self, context: Context) -> None:
@@ -48,3 +48,6 @@ class Actor:
     async def fail(self, cause: str, code: str, age_s: float) -> None:
         """The world broke `age_s` seconds ago: tell whoever waits outside, with the error code
         `code`. The other actors are gone."""
+
+    def broke(self, error: BaseException) -> None:
+        """This actor failed with `error`, and with it the world: last words, said at once."""

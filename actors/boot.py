@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from actors.journal import JournalLinks
 from dgpp.config.settings import Settings
 from dgpp.engine.base import EngineLimits
 from dgpp.serve.served import ServedModel
@@ -14,7 +15,8 @@ class Boot(msgspec.Struct, frozen=True):
 
     `model_directory` holds the checkpoint and the tokenizer; without a tokenizer `text` is false.
     `config_path` is the model's config.json. `backend` is the engine that was chosen, never "auto";
-    `threads` are the CPU backend's, `device` is the CUDA backend's.
+    `threads` are the CPU backend's, `device` is the CUDA backend's. `journal` is how this rank
+    speaks with the others, None in a world of one.
     """
 
     settings: Settings
@@ -29,6 +31,7 @@ class Boot(msgspec.Struct, frozen=True):
     device: int
     version: str
     log_json: bool = False
+    journal: JournalLinks | None = None
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)

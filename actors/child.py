@@ -34,12 +34,17 @@ _PR_SET_NAME = 15
 _SPIN_MIN_CPUS = 3
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to kill this process with the thread that started it; end at once when the
-    parent was gone before the kernel was asked."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with_parent(parent_pid: int, signal_number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send the signal when the thread that started this process ends; end at once
+    when the parent was gone before the kernel was asked."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(2)
+
+
+def show_as(title: str) -> None:
+    """Name this process in lists of processes, as far as 15 bytes go."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, title.encode()[:15], 0, 0, 0)
 
 
 class Child:
@@ -48,6 +53,7 @@ class Child:
     def __init__(self, spec: ChildSpec, loop: asyncio.AbstractEventLoop) -> None:
         self._spec = spec
         self._loop = loop
+        self._built = False
         self._ready = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._end: asyncio.Future[int] = loop.create_future()
@@ -82,6 +88,8 @@ class Child:
             return
         if self._ready or not isinstance(error, DgppError):
             traceback.print_exception(error)
+        if self._built:
+            self._actor.broke(error)
         message = control.failed(error, exit_status=2 if self._ready else 1)
         self._control.send(message)
         self._finish(message.exit_status)
@@ -114,6 +122,7 @@ class Child:
         )
         spins = len(os.sched_getaffinity(0)) >= _SPIN_MIN_CPUS
         self._actor = resolve(spec.actor)(self._context)
+        self._built = True
         self._dispatcher = Dispatcher(
             loop=self._loop,
             deliver=self._actor.receive,
@@ -185,12 +194,12 @@ def main(arguments: list[str]) -> None:
     die_with_parent(spec.parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
-    title = f"dgpp-{spec.role}-{spec.rank}".encode()[:15]
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, title, 0, 0, 0)
+    show_as(f"dgpp-{spec.role}-{spec.rank}")
     for fd in spec.fds():
         os.set_inheritable(fd, False)
     page = HeartbeatPage(map_memfd(spec.heartbeat))
-    watch = end_with_supervisor(page, spec.who, spec.supervisor_stall_s)
+    last_words = f"{spec.who}: the supervisor stopped responding"
+    watch = end_with_supervisor(page, last_words, spec.supervisor_stall_s)
     Heartbeat(page, spec.index, watch).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(_run(spec))

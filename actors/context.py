@@ -102,6 +102,10 @@ class Context:
         if not self._world_failed:
             self._senders[channel].post(message, arrays)
 
+    def has(self, channel: str) -> bool:
+        """Whether this actor sends on `channel`: not every rank has every role."""
+        return channel in self._senders
+
     def congested(self, channel: str) -> bool:
         """True while messages of `channel` wait for room."""
         return self._senders[channel].congested

@@ -84,7 +84,9 @@ class Heartbeat:
                 self._watch()
 
 
-def end_with_supervisor(page: HeartbeatPage, who: str, limit_s: float) -> Callable[[], None]:
+def end_with_supervisor(
+    page: HeartbeatPage, last_words: str, limit_s: float, status: int = 2
+) -> Callable[[], None]:
     """A watch for children: ends this process when the supervisor stands still for `limit_s`.
 
     `os._exit` and a raw write: the rest of the process may hold any lock. A stopped supervisor is
@@ -92,13 +94,13 @@ def end_with_supervisor(page: HeartbeatPage, who: str, limit_s: float) -> Callab
     """
     watch = HeartbeatWatch(page, SUPERVISOR)
     supervisor = os.getppid()
-    last_words = f"{who}: the supervisor stopped responding\n".encode()
+    said = f"{last_words}\n".encode()
 
     def look() -> None:
         if watch.look() > limit_s:
-            os.write(2, last_words)
+            os.write(2, said)
             if os.getppid() == supervisor:
                 os.kill(supervisor, signal.SIGCONT)
-            os._exit(2)
+            os._exit(status)
 
     return look

@@ -155,6 +155,8 @@ class InlineWorld:
         if self._ready or not isinstance(error, DgppError):
             traceback.print_exception(error)
         said = control.failed(error, exit_status=2 if self._ready else 1)
+        if (actor := self.actors.get(role)) is not None:
+            actor.broke(error)
         self._broken = role
         cause = f"{who(role, self.topology.rank)} failed: {said.kind}: {said.message}"
         self.failure.set_result(Failure(cause, said.exit_status, said.age_s))

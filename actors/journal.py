@@ -251,11 +251,11 @@ class FollowerJournal:
             self._changed.set()
             self._context.end_world("rank 0 stopped")
 
-    async def leave(self, why: str) -> None:
-        """Somebody asked this rank to end: ask rank 0, and return when it has stopped."""
+    async def leave(self) -> None:
+        """This rank is to end: ask rank 0 to stop unless it has, and return when it has."""
         if not self._follower.stopped:
-            _log.info("%s: rank 0 is asked to end the world", why)
-            self._link.send(Leave(why))
+            _log.info("rank 0 is asked to end the world")
+            self._link.send(Leave("was asked to end"))
         while not self._follower.stopped:
             await self._change()
 

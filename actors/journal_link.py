@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -40,8 +40,8 @@ class JournalLink(asyncio.Protocol):
         return self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast("asyncio.Transport", transport)
         self._deliver()
 
     def data_received(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""From resolved settings to a running rank: what `dgpp run` does."""
+"""From resolved settings to a deployment: what a rank is, settled before anything is loaded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from typing import NamedTuple
 from msgspec import structs
 
 from actors.boot import Boot
-from actors.run import run_world
-from actors.supervisor import Settings as Supervision
-from actors.world import topology
 from dgpp import log
 from dgpp.checkpoint.demo import DEMO_MODEL, ensure_demo
 from dgpp.checkpoint.json_file import read_json, read_object
@@ -27,7 +24,6 @@ from dgpp.engine.base import EngineLimits
 from dgpp.engine.room import Room, room_for
 from dgpp.engine.script import load_script, max_drafts
 from dgpp.errors import CheckpointError, ConfigError
-from dgpp.log_lines import ready_line, startup_lines
 from dgpp.models.plan import MIB, MemoryPlan, MemorySettings, plan_memory, require_fit
 from dgpp.sample.params import SamplingParams
 from dgpp.serve.served import ServedModel, sampling_defaults, with_top_p
@@ -48,30 +44,6 @@ class Deployment(NamedTuple):
     boot: Boot
     plan: MemoryPlan | None = None
     room: Room | None = None
-
-
-def serve(settings: Settings, *, log_json: bool) -> int:
-    """Run the deployment until it ends; the process's exit status.
-
-    Raises ConfigError, CheckpointError or MemoryPlanError, all before any weight is read.
-    """
-    log.setup(json=log_json, role="main", rank=0)
-    deployment = deploy(settings, log_json=log_json)
-    boot = deployment.boot
-    for line in startup_lines(settings, boot.version):
-        log.log_line(_log, line.text, line.fields, level=line.level)
-    _explain(deployment)
-    ready = ready_line(settings.http.bind_host, settings.http.port, boot.served.id)
-    world = topology(boot)
-    status = run_world(
-        world,
-        {role.role: boot.encode() for role in world.roles},
-        placement=settings.engine.placement,
-        settings=Supervision(drain_timeout_s=settings.engine.drain_timeout_s),
-        on_ready=lambda: log.log_line(_log, ready.text, ready.fields),
-    )
-    log.log_event(_log, "stopped", exit_status=status)
-    return status
 
 
 def memory_plan(settings: Settings) -> int:
@@ -118,6 +90,8 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0) -> Deployment:
     engine = settings.engine
     wanted = settings.device(rank)
     backend, device = choose_backend(engine.backend, wanted)
+    if settings.world_size > 1 and backend != "scripted":
+        raise ConfigError(f"not supported yet: world_size {settings.world_size} on {backend}")
     plan, room = None, None
     if backend == "scripted":
         limits = _scripted_limits(settings, files.directory)
@@ -269,7 +243,8 @@ def _sampling(found: SamplingParams, told: SamplingSettings) -> SamplingParams:
     return with_top_p(structs.replace(found, **own))
 
 
-def _explain(deployment: Deployment) -> None:
+def explain(deployment: Deployment) -> None:
+    """Say in the log what was settled."""
     boot, plan, room = deployment
     where = {"cpu": f" on {boot.threads} threads", "cuda": f" on device {boot.device}"}
     log.log_event(

@@ -22,6 +22,7 @@ def _histograms(buckets: tuple[float, ...], *names: str) -> tuple[Metric, ...]:
 SCHEDULER = (
     *_gauges("active", "prefilling", "queued", "blocks_in_use", "levels_s"),
     *_counters(
+        "ticks",
         "steps",
         "decode_steps",
         "decode_rows",

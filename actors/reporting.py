@@ -34,10 +34,11 @@ class Timeline(msgspec.Struct):
 
 
 class SchedulerReport:
-    """Admission and retirement lines, the statistics line, and the shared block."""
+    """Admission and retirement lines (where `requests`), the statistics line, the shared block."""
 
-    def __init__(self, context: Context, interval_s: float) -> None:
+    def __init__(self, context: Context, interval_s: float, *, requests: bool = True) -> None:
         self._context = context
+        self._requests = requests
         self._interval_s = interval_s
         self._block = context.statistics
         self._counters: dict[str, Counter] = {}
@@ -74,6 +75,9 @@ class SchedulerReport:
         for submit in submits:
             self._timelines[submit.id] = Timeline(submit.prompt_tokens, submit.max_tokens, now)
             self._add("submitted")
+
+    def ticked(self) -> None:
+        self._add("ticks")
 
     def planned(self, plan: Plan) -> None:
         self._planned.append((plan, self._context.clock_ns()))
@@ -124,7 +128,8 @@ class SchedulerReport:
                 self._timelines.pop(outcome.id, None)
                 self._add("refused")
                 self._sums.refused += 1
-                _log.info("%s refused (%s)", outcome.id, outcome.code)
+                if self._requests:
+                    _log.info("%s refused (%s)", outcome.id, outcome.code)
             case Retired():
                 self._retired(outcome)
 
@@ -148,6 +153,8 @@ class SchedulerReport:
         waited = now - line.arrived
         self._add("admitted")
         self._block.histogram("queue_seconds").observe(waited / 1e9)
+        if not self._requests:
+            return
         said = admitted_line(
             outcome.id,
             slot=outcome.slot,
@@ -173,6 +180,8 @@ class SchedulerReport:
             self._block.histogram("request_generation_tokens").observe(outcome.tokens)
         else:
             began = now
+        if not self._requests:
+            return
         said = Retirement(
             id=outcome.id,
             reason=outcome.reason.name.lower(),

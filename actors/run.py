@@ -1,4 +1,4 @@
-"""Run the world of one rank in the calling process's main thread, until it ends."""
+"""Run one rank's world in the calling process's main thread, until it ends."""
 
 from __future__ import annotations
 
@@ -16,6 +16,32 @@ from actors.topology import Topology
 Placement = Literal["processes", "inline"]
 
 
+def make_world(
+    topology: Topology, boot: Mapping[str, bytes], placement: Placement, settings: Settings
+) -> World:
+    """The world of one rank's actors, on the running loop. `boot` holds each role's own msgpack."""
+    if placement == "inline":
+        return InlineWorld(topology, boot, loop=asyncio.get_running_loop())
+    return ProcessWorld(topology, boot, settings)
+
+
+def supervise(
+    make: Callable[[], World], settings: Settings, on_ready: Callable[[], object] = lambda: None
+) -> int:
+    """Run what `make` makes. Returns the exit status: 0 orderly, 1 failed to start, 2 failed while
+    serving or forced, 3 released by another rank.
+
+    `on_ready` is called once, when every actor serves. Handles SIGINT, SIGTERM and SIGHUP; must
+    run in the main thread. What `start` of the world raises passes through.
+    """
+
+    async def live() -> int:
+        return await Supervisor(make(), settings, on_ready).run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(live())
+
+
 def run_world(
     topology: Topology,
     boot: Mapping[str, bytes],
@@ -24,21 +50,7 @@ def run_world(
     settings: Settings | None = None,
     on_ready: Callable[[], object] = lambda: None,
 ) -> int:
-    """Returns the exit status: 0 orderly, 1 failed to start, 2 failed while serving or forced.
-
-    `boot` holds each role's own msgpack. `on_ready` is called once, when every actor serves.
-    Handles SIGINT, SIGTERM and SIGHUP; must run in the main thread. Raises TopologyError.
-    """
+    """`supervise` for a world of one rank. Raises TopologyError."""
     topology.validate()
     chosen = settings or Settings()
-
-    async def live() -> int:
-        world: World
-        if placement == "inline":
-            world = InlineWorld(topology, boot, loop=asyncio.get_running_loop())
-        else:
-            world = ProcessWorld(topology, boot, chosen)
-        return await Supervisor(world, chosen, on_ready).run()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(live())
+    return supervise(lambda: make_world(topology, boot, placement, chosen), chosen, on_ready)

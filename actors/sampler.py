@@ -36,6 +36,7 @@ class SamplerActor(Role):
         self._plans: deque[Plan] = deque()
         self._selected: deque[tuple[Candidates, Arrays]] = deque()
         self._is_prepared = False
+        self._has_readers = context.has(TOKENIZER)
         self._rows: dict[int, npt.NDArray[np.float32] | None] = {}
 
     def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
@@ -79,7 +80,7 @@ class SamplerActor(Role):
         self._selected.popleft()[1].release()
         self._plans.popleft()
         self._is_prepared = False
-        if result.steps:
+        if result.steps and self._has_readers:
             items = tuple(Tokens(*step) for step in result.steps)
             # Readers first: the client waits for them, the next step for the scheduler.
             self.context.post(TOKENIZER, Committed(items, self.context.clock_ns()))

@@ -1,82 +1,135 @@
-"""The scheduler's actor: it gathers a tick's arrivals, sends plans and awaits their verdicts."""
+"""Rank 0's scheduler actor: it gathers a tick's arrivals and sends each record to every rank."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
-
-from msgspec.structs import replace
 
 from actors.channel import Arrays
 from actors.context import Context
+from actors.journal import LeaderJournal
 from actors.messages.http_scheduler import Cancel
 from actors.messages.scheduler_http import Queued, Refused
 from actors.messages.tokenizer_scheduler import Arrive, Stopped
-from actors.reporting import SchedulerReport
-from actors.role import Role
+from actors.ticking import TickingActor
+from dgpp.net.journal_errors import RankFailedError
 from dgpp.sched import outcomes
 from dgpp.sched.admission import request_of
-from dgpp.sched.plan import Plan
 from dgpp.sched.request import Record, Submit
-from dgpp.sched.scheduler import Scheduler
 from dgpp.sched.verdict import Verdict
 
-ENGINE = "scheduler>engine"
-SAMPLER = "scheduler>sampler"
 HTTP = "scheduler>http"
 
 EARLY_CANCELS = 1024
 """Cancels kept for requests that have not arrived; older ones were never submitted at all."""
 
+RECORD_PROMPT_BYTES = 16 << 20
+"""A record that holds prompts of this much takes no further request in."""
 
-class SchedulerActor(Role):
+QUIET_S = 0.02
+"""Without news for so long, nothing of an answered request is on its way any more."""
+
+
+class SchedulerActor(TickingActor):
     """Ticks whenever the scheduler may and there is news or work.
 
     An idle engine waits `admission_gather_ms` for the rest of a burst, so that its requests
-    enter in one tick.
+    enter in one tick. In a world of several ranks a record goes to the others before its tick.
     """
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         boot = self.boot
-        engine = boot.settings.engine
-        self._scheduler = Scheduler(
-            boot.limits,
-            queue_limit=engine.queue_limit,
-            prefill_budget_tokens=engine.prefill_budget_tokens,
-            prefill_idle_budget_tokens=engine.prefill_idle_budget_tokens,
-            admission=engine.admission,
-        )
-        self._gather_s = engine.admission_gather_ms / 1e3
+        self._journal: LeaderJournal | None = None
+        if boot.journal is not None:
+            world = boot.settings.world_size
+            self._journal = LeaderJournal(context, boot.journal, world, self.advance)
+        self._gather_s = boot.settings.engine.admission_gather_ms / 1e3
         self._gathering: asyncio.TimerHandle | None = None
-        self._ticks = 0
-        self._submits: list[Submit] = []
+        self._arrivals: deque[tuple[tuple[Submit, ...], int]] = deque()
         self._cancels: list[str] = []
         self._stops: list[str] = []
         self._choices: dict[str, list[str]] = {}
         self._early_cancels: dict[str, None] = {}
-        self._report = SchedulerReport(context, engine.stats_interval_s)
+
+    async def start(self) -> None:
+        if self._journal is not None:
+            await self._journal.open()
 
     async def serve(self) -> None:
+        if self._journal is not None:
+            await self._journal.warm()
         self._report.begin()
 
+    async def drain(self, timeout_s: float) -> None:
+        """Clients are answered; let what they left come to rest, so that all ranks end alike."""
+        before = -1
+        while self._busy or self._ticks + self._steps != before:
+            before = self._ticks + self._steps
+            await asyncio.sleep(QUIET_S)
+
     async def stop(self) -> None:
-        self._report.end(self._scheduler.statistics())
+        if self._journal is not None:
+            await self._journal.stop(self._ticks, self.point, idle=not self._busy)
+        await super().stop()
+
+    async def fail(self, cause: str, code: str, age_s: float) -> None:
+        if self._journal is not None:
+            self._journal.tell(0, cause, age_s)
+
+    def broke(self, error: BaseException) -> None:
+        if self._journal is not None and not isinstance(error, RankFailedError):
+            self._journal.tell(0, f"{type(error).__name__}: {error}", 0.0)
 
     def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
         match message:
             case Verdict():
-                news = self._scheduler.apply(message)
-                self._report.step(self._scheduler.statistics(), message)
-                self._tell(news)
-                self._advance()
+                self.decided(message)
             case Arrive():
                 self._arrive(message)
             case Stopped():
                 self._stops.append(message.id)
-                self._advance()
+                self.advance()
             case Cancel():
                 self._cancel(message.id)
+
+    def next_record(self) -> Record | None:
+        if self._gathering is not None or not (self._news or self._scheduler.has_work):
+            return None
+        if self._journal is not None and not self._journal.may_tick:
+            return None
+        live = self._choices
+        stops = [choice for choice in self._stops if choice in live.get(request_of(choice), ())]
+        record = Record(self._ticks, self._take_arrivals(), tuple(self._cancels), tuple(stops))
+        self._cancels.clear()
+        self._stops.clear()
+        if self._journal is not None:
+            self._journal.tick(record, self.point)
+        for request in dict.fromkeys(request_of(submit.id) for submit in record.submits):
+            if request in live:
+                self.context.post(HTTP, Queued(request))
+        return record
+
+    def tell(self, news: Sequence[outcomes.Outcome]) -> None:
+        for outcome in news:
+            match outcome:
+                case outcomes.Refused():
+                    request = request_of(outcome.id)
+                    if self._ended(outcome.id):
+                        self.context.post(HTTP, Refused(request, outcome.code, outcome.message))
+                case outcomes.Retired():
+                    self._ended(outcome.id)
+
+    @property
+    def _news(self) -> bool:
+        return bool(self._arrivals or self._cancels or self._stops)
+
+    @property
+    def _busy(self) -> bool:
+        scheduler = self._scheduler
+        return self._news or scheduler.has_work or scheduler.outstanding is not None
 
     def _arrive(self, message: Arrive) -> None:
         if message.id in self._early_cancels:
@@ -84,18 +137,29 @@ class SchedulerActor(Role):
             return
         submits = message.submits()
         self._choices[message.id] = [submit.id for submit in submits]
-        self._submits.extend(submits)
+        self._arrivals.append((submits, sum(map(len, message.prompts))))
         self._report.arrived(submits)
-        self._report.levels(self._scheduler.statistics(), len(self._submits))
+        arriving = sum(len(choices) for choices, _ in self._arrivals)
+        self._report.levels(self._scheduler.statistics(), arriving)
         if self._gather_s and self._scheduler.idle and self._scheduler.outstanding is None:
             if self._gathering is None:
                 self._gathering = self.context.call_later(self._gather_s, self._gathered)
         else:
-            self._advance()
+            self.advance()
+
+    def _take_arrivals(self) -> tuple[Submit, ...]:
+        """Whole requests, as many as one record holds."""
+        taken: list[Submit] = []
+        size = 0
+        while self._arrivals and size < RECORD_PROMPT_BYTES:
+            submits, prompt_bytes = self._arrivals.popleft()
+            taken.extend(submits)
+            size += prompt_bytes
+        return tuple(taken)
 
     def _gathered(self) -> None:
         self._gathering = None
-        self._advance()
+        self.advance()
 
     def _cancel(self, request: str) -> None:
         choices = self._choices.get(request)
@@ -106,44 +170,7 @@ class SchedulerActor(Role):
                 del self._early_cancels[next(iter(self._early_cancels))]
             return
         self._cancels.extend(choices)
-        self._advance()
-
-    def _advance(self) -> None:
-        """Send every plan that is due."""
-        scheduler = self._scheduler
-        while self._gathering is None and scheduler.may_tick:
-            if not (self._submits or self._cancels or self._stops or scheduler.has_work):
-                return
-            self._tick()
-
-    def _tick(self) -> None:
-        scheduler = self._scheduler
-        record = Record(self._ticks, tuple(self._submits), tuple(self._cancels), tuple(self._stops))
-        self._ticks += 1
-        for news in (self._submits, self._cancels, self._stops):
-            news.clear()
-        step = scheduler.tick(record)
-        for request in dict.fromkeys(request_of(submit.id) for submit in record.submits):
-            if request in self._choices:
-                self.context.post(HTTP, Queued(request))
-        self._tell(step.outcomes)
-        self._report.levels(scheduler.statistics())
-        if step.plan is not None:
-            self._report.planned(step.plan)
-            # The sampler first: it takes in newcomers while the engine computes.
-            self.context.post(SAMPLER, without_prompts(step.plan))
-            self.context.post(ENGINE, step.plan)
-
-    def _tell(self, news: list[outcomes.Outcome]) -> None:
-        for outcome in news:
-            self._report.outcome(outcome)
-            match outcome:
-                case outcomes.Refused():
-                    request = request_of(outcome.id)
-                    if self._ended(outcome.id):
-                        self.context.post(HTTP, Refused(request, outcome.code, outcome.message))
-                case outcomes.Retired():
-                    self._ended(outcome.id)
+        self.advance()
 
     def _ended(self, choice: str) -> bool:
         """Forget `choice`; True when it was the last of its request."""
@@ -156,11 +183,3 @@ class SchedulerActor(Role):
             return False
         del self._choices[request]
         return True
-
-
-def without_prompts(plan: Plan) -> Plan:
-    """The plan as the sampler needs it: prompts may have megabytes, and it never reads one."""
-    if not plan.opens:
-        return plan
-    opens = (replace(o, request=replace(o.request, prompt=b"")) for o in plan.opens)
-    return replace(plan, opens=tuple(opens))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
 from actors.boot import Boot
 from actors.messages.engine_sampler import FromEngine
 from actors.messages.http_scheduler import Cancel
@@ -34,11 +38,43 @@ _ENVIRONMENT = {
 _UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 
 
-def topology(boot: Boot, rank: int = 0) -> Topology:
-    """Rank 0's world. Roles start in this order and stop in reverse: the front end first."""
-    return Topology(
-        roles=_roles(boot), channels=_channels(boot.limits), rank=rank, depth=boot.limits.depth
+SLAB = "slab"
+"""The engine's file that is the shared memory of the ranks' collectives."""
+
+Files = Mapping[str, dict[str, int]]
+"""By role, the open files that are handed to it."""
+
+
+def topology(boot: Boot, files: Files | None = None) -> Topology:
+    """One rank's world. Roles start in this order and stop in reverse: the front end first."""
+    roles = tuple(
+        replace(role, files=(files or {}).get(role.role, {}))
+        for role in _roles(boot)
+        if role.role in _placed(boot)
     )
+    names = {role.role for role in roles}
+    channels = tuple(c for c in _channels(boot.limits) if {c.source, c.target} <= names)
+    return Topology(roles=roles, channels=channels, rank=boot.rank, depth=boot.limits.depth)
+
+
+def metrics_port(boot: Boot) -> int:
+    """Where rank `boot.rank` answers: `ports.metrics`, and one up for each rank of its host that
+    answers before it. 0: nowhere."""
+    first = boot.settings.ports.metrics
+    nodes = boot.settings.nodes
+    if not (first and boot.rank):
+        return 0
+    return first + nodes[1 : boot.rank].count(nodes[boot.rank])
+
+
+def _placed(boot: Boot) -> tuple[str, ...]:
+    """The roles that this rank has."""
+    if boot.rank == 0:
+        return (*_EVERYWHERE, "tokenizer", "http")
+    return (*_EVERYWHERE, "metrics") if metrics_port(boot) else _EVERYWHERE
+
+
+_EVERYWHERE = ("engine", "sampler", "scheduler")
 
 
 def _roles(boot: Boot) -> tuple[RoleSpec, ...]:
@@ -55,7 +91,13 @@ def _roles(boot: Boot) -> tuple[RoleSpec, ...]:
             environment=engine_environment,
         ),
         role("sampler", "actors.sampler:SamplerActor"),
-        role("scheduler", "actors.scheduler:SchedulerActor", statistics=SCHEDULER),
+        role(
+            "scheduler",
+            "actors.follower:FollowerActor" if boot.rank else "actors.scheduler:SchedulerActor",
+            statistics=SCHEDULER,
+            faces_outside=boot.settings.world_size > 1,
+        ),
+        role("metrics", "actors.peer_metrics:PeerMetricsActor"),
         role("tokenizer", "actors.tokenizer:TokenizerActor"),
         role("http", "actors.http.actor:HttpActor", statistics=HTTP, faces_outside=True),
     )

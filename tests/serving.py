@@ -22,13 +22,20 @@ ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests" / "fixtures" / "tiny-chat"
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports of this host that nobody listens on."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 class Server:
     """One `dgpp run` and what tests ask of it."""
 
     def __init__(self, config: Path, log: Path, flags: list[str]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port, self.journal_port = free_ports(2)
         self.base = f"http://127.0.0.1:{self.port}"
         self._log = log
         with log.open("wb") as stream:
@@ -41,6 +48,10 @@ class Server:
                     str(config),
                     "--port",
                     str(self.port),
+                    "--journal-port",
+                    str(self.journal_port),
+                    "--set",
+                    f"paths.log_dir={log.parent / log.stem}",
                     *flags,
                 ],
                 stdout=stream,
@@ -90,13 +101,19 @@ class Server:
         found: str = json.loads(self.get("/health")[1])["model"]
         return found
 
-    def actor(self, role: str) -> psutil.Process:
-        """The process that plays `role`."""
+    def actor(self, role: str, rank: int = 0) -> psutil.Process:
+        """The process that plays `role` on `rank`; of ranks beyond the first, "supervisor" too."""
+        wanted = ["actors.rank", str(rank)] if role == "supervisor" else [role, str(rank)]
         for child in psutil.Process(self.process.pid).children(recursive=True):
             line = child.cmdline()
-            if "actors.child" in line and role in line:
+            # `python -P -m actors.child ROLE RANK FD` or `python -P -m actors.rank RANK FD`
+            if line[-3:-1] == wanted:
                 return child
-        pytest.fail(f"no process plays {role}")
+        pytest.fail(f"no process plays {role} of rank {rank}")
+
+    def operations(self, rank: int) -> bytes:
+        """What rank `rank` wrote of its operation stream."""
+        return (self._log.parent / self._log.stem / f"serve_rank{rank}.ops").read_bytes()
 
     def family(self) -> list[psutil.Process]:
         main = psutil.Process(self.process.pid)
@@ -126,6 +143,7 @@ class Starter:
         script: list[dict[str, Any]] | None = None,
         *,
         ready: bool = True,
+        world_size: int = 1,
         flags: tuple[str, ...] = (),
         **engine: Any,
     ) -> Server:
@@ -136,7 +154,8 @@ class Starter:
             lines.write_text("\n".join(json.dumps(line) for line in script))
             engine["script"] = str(lines)
         config = self._folder / f"config{number}.json"
-        config.write_text(json.dumps({"model": str(model), "world_size": 1, "engine": engine}))
+        document = {"model": str(model), "world_size": world_size, "engine": engine}
+        config.write_text(json.dumps(document))
         server = Server(config, self._folder / f"log{number}.txt", list(flags))
         self._servers.append(server)
         if ready:

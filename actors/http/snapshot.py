@@ -13,6 +13,7 @@ from dgpp.serve.metrics import (
     Build,
     Histograms,
     MetricsSnapshot,
+    RankMetrics,
     SchedulerMetrics,
     ServiceMetrics,
 )
@@ -49,20 +50,46 @@ def snapshot(
 ) -> MetricsSnapshot:
     """Everything that is counted, at `now` (monotonic seconds)."""
     scheduler, http = Reader(peers["scheduler"]), Reader(peers["http"])
-    base, _, sha = boot.version.partition("+g")
     return MetricsSnapshot(
         scheduler=_scheduler(boot, scheduler, now),
         service=_service(boot, scheduler, http, failed=failed),
-        build=Build(
-            version=base,
-            git_sha=sha,
-            world_size=boot.settings.world_size,
-            max_concurrent_requests=boot.limits.slots,
-            queue_limit=boot.settings.engine.queue_limit,
-            kv_pool_tokens=boot.limits.blocks * boot.limits.block_tokens,
-        ),
+        build=_build(boot),
+        ranks=[_rank(boot, scheduler, now)] if boot.settings.world_size > 1 else [],
         finished={reason: scheduler.count(f"finished_{reason}") for reason in REASONS},
         histograms=_histograms(scheduler, http),
+    )
+
+
+def rank_snapshot(boot: Boot, peers: Mapping[str, StatisticsBlock], now: float) -> MetricsSnapshot:
+    """What a rank beyond the first counts, at `now`."""
+    return MetricsSnapshot(build=_build(boot), ranks=[_rank(boot, Reader(peers["scheduler"]), now)])
+
+
+def _build(boot: Boot) -> Build:
+    base, _, sha = boot.version.partition("+g")
+    return Build(
+        version=base,
+        git_sha=sha,
+        world_size=boot.settings.world_size,
+        max_concurrent_requests=boot.limits.slots,
+        queue_limit=boot.settings.engine.queue_limit,
+        kv_pool_tokens=boot.limits.blocks * boot.limits.block_tokens,
+    )
+
+
+def _rank(boot: Boot, scheduler: Reader, now: float) -> RankMetrics:
+    last = scheduler.real("levels_s")
+    return RankMetrics(
+        rank=boot.rank,
+        decode_steps=scheduler.count("decode_steps"),
+        decode_step_seconds=scheduler.count("decode_step_ns") / 1e9,
+        prefill_seconds=scheduler.count("prefill_step_ns") / 1e9,
+        generation_tokens=scheduler.count("tokens"),
+        requests_running=scheduler.count("active") + scheduler.count("prefilling"),
+        kv_pool_blocks_total=boot.limits.blocks,
+        kv_pool_blocks_in_use=scheduler.count("blocks_in_use"),
+        snapshot_age_seconds=now - last if last else 0.0,
+        ticks=scheduler.count("ticks") if boot.rank else None,
     )
 
 

@@ -29,13 +29,13 @@ class Level(StrEnum):
 
 
 def prepare_environment(
-    environ: MutableMapping[str, str], settings: Settings, level: str | None
+    environ: MutableMapping[str, str], settings: Settings, level: str | None, rank: int = 0
 ) -> None:
-    """Put the first node's local settings and the log level where child processes find them.
+    """Put the rank's node's local settings and the log level where child processes find them.
 
     Exported variables win. OPENBLAS_CORETYPE goes: it would pin BLAS to another machine's kernels.
     """
-    for name, value in (settings.node_env[0] if settings.node_env else {}).items():
+    for name, value in (settings.node_env[rank] if settings.node_env else {}).items():
         environ.setdefault(name, value)
     if level is not None:
         environ["DGPP_LOG_LEVEL"] = level
@@ -54,6 +54,10 @@ def run(
     memory_plan: Annotated[
         bool, typer.Option("--memory-plan", help="check that the memory suffices, then end")
     ] = False,
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", help="run this rank alone; the others are started elsewhere"),
+    ] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="log JSON lines")] = False,
     log_level: Annotated[
         Level | None, typer.Option("--log-level", help="least level that is logged (default info)")
@@ -69,12 +73,14 @@ def run(
     """
     settings = load_settings(Path(config), overrides)
     refuse_unsupported(settings, load_site_alone())
-    prepare_environment(os.environ, settings, log_level and log_level.value)
-    from actors import launch  # imports NumPy, which must come after the environment is set
+    if rank is not None and not 0 <= rank < settings.world_size:
+        raise ConfigError(f"--rank: expected 0..{settings.world_size - 1}, got {rank}")
+    prepare_environment(os.environ, settings, log_level and log_level.value, rank or 0)
+    from actors import launch, serve  # import NumPy, which must come after the environment is set
 
     if memory_plan:
         return launch.memory_plan(settings)
-    return launch.serve(settings, log_json=log_json)
+    return serve.serve(settings, log_json=log_json, rank=rank)
 
 
 app.command("run")(with_key_flags(run))

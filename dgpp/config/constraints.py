@@ -8,7 +8,7 @@ import msgspec
 from dgpp.config.check import Reader
 from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.key import Field, fields
-from dgpp.config.settings import Settings
+from dgpp.config.settings import HIGHEST_PORT, Settings
 from dgpp.config.site import NODE_KEYS, SERVED_NODE_KEYS, check_node_env
 from dgpp.errors import ConfigError
 
@@ -51,12 +51,22 @@ def _check_ports(settings: Settings, reader: Reader) -> None:
     if settings.world_size > 1:
         taken["http.port"] = settings.http.port
     if ports.metrics:
-        taken["ports.metrics"] = ports.metrics
+        others = max(1, settings.world_size - 1)
+        if ports.metrics + others - 1 > HIGHEST_PORT:
+            reader.fail(
+                "ports.metrics",
+                f"{others} ranks of one host need {others} ports from it on, got {ports.metrics}",
+            )
+        taken |= {_metrics_path(index): ports.metrics + index for index in range(others)}
     seen: dict[int, str] = {}
     for path, port in taken.items():
         if port in seen:
             reader.fail(path, f"must differ from {seen[port]}, both are {port}")
         seen[port] = path
+
+
+def _metrics_path(index: int) -> str:
+    return f"ports.metrics + {index}" if index else "ports.metrics"
 
 
 def _needs(met: bool, reader: Reader, key: str, other: str) -> None:
@@ -140,11 +150,9 @@ def _unsupported(
 
 
 def _unsupported_world(settings: Settings, site: Settings) -> Iterator[str]:
-    """What is asked of other ranks and nodes. The site may name no other node either: `dgpp run`
-    serves this host, which is not what a list of nodes says.
+    """What is asked of other nodes. The site may name none either: `dgpp run` serves this host,
+    which is not what a list of nodes says.
     """
-    if settings.world_size > 1:
-        yield "world_size"
     if set(settings.nodes) != {"localhost"}:
         yield "nodes"
     told = site.node_env[0] if site.node_env else {}

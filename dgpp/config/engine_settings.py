@@ -374,10 +374,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         _World("how ranks exchange data", now=("shm",)),
     ] = "auto"
     cluster_token_file: Annotated[
-        str, _World("secret that ranks show one another", now=LATER, shared=False)
+        str, _World("file of the secret that ranks have in common, mode 0600", shared=False)
     ] = ""
     rendezvous_timeout_ms: Annotated[
-        int, _World("time ranks have to join", 1, 2**31 - 1, unit="ms", now=LATER)
+        int, _World("time ranks have to join", 1, 2**31 - 1, unit="ms")
     ] = 120_000
     bulk_pace_gbps: Annotated[
         float,

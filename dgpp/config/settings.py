@@ -14,7 +14,8 @@ _Local = partial(Key, shared=False, flag="")
 _Later = partial(_Local, now=LATER)
 _Sampling = partial(Key, shared=False)
 
-_PORT = (1, 65_535)
+HIGHEST_PORT = 65_535
+_PORT = (1, HIGHEST_PORT)
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _REMOTE_DIRECTORY = re.compile(r"(/|~/)[A-Za-z0-9_./+@=-]+")
@@ -85,16 +86,15 @@ class PortSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Key("rank 0's rendezvous", *_PORT, flag="--fabric-port", now=LATER, shared=False)
     ] = 29970
     journal: Annotated[
-        int, Key("rank 0's journal", *_PORT, flag="--journal-port", now=LATER, shared=False)
+        int, Key("rank 0's journal", *_PORT, flag="--journal-port", shared=False)
     ] = 29971
     metrics: Annotated[
         int,
         Key(
-            "metrics of the other ranks; 0: none",
+            "metrics of the other ranks, one port up for each rank of a host; 0: none",
             0,
-            65_535,
+            HIGHEST_PORT,
             flag="--metrics-port",
-            now=LATER,
             shared=False,
         ),
     ] = 0
@@ -125,7 +125,7 @@ class NvmeCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
 class PathSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Directories of this site."""
 
-    log_dir: Annotated[str, _Later("logs and process records")] = "~/dgpp/log"
+    log_dir: Annotated[str, _Local("operation streams of the ranks")] = "~/dgpp/log"
     stage_dir: Annotated[
         str,
         _Later("peers' staged files", valid=is_remote_directory, expected=REMOTE_DIRECTORY),

@@ -67,8 +67,8 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
         str, Key("default of http.bind_host", valid=is_ipv4, expected="an IPv4 address")
     ] = ""
     DGPP_FABRIC_PORT: Annotated[int, Key("rank 0's rendezvous", *_PORT, now=LATER)] = 0
-    DGPP_JOURNAL_PORT: Annotated[int, Key("rank 0's journal", *_PORT, now=LATER)] = 0
-    DGPP_LOG_DIR: Annotated[str, Key("logs and process records", now=LATER)] = ""
+    DGPP_JOURNAL_PORT: Annotated[int, Key("rank 0's journal", *_PORT)] = 0
+    DGPP_LOG_DIR: Annotated[str, Key("operation streams of the ranks")] = ""
     DGPP_STAGE_DIR: Annotated[
         str,
         Key("peers' staged files", valid=is_remote_directory, expected=REMOTE_DIRECTORY, now=LATER),

@@ -144,6 +144,13 @@ def prometheus_text(snapshot: MetricsSnapshot, model_name: str) -> bytes:
     return generate_latest(registry)
 
 
+def ranks_text(snapshot: MetricsSnapshot, model_name: str) -> bytes:
+    """The same of `snapshot.ranks` alone: what a rank beyond the first says."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_RanksExposition(snapshot, model_name))
+    return generate_latest(registry)
+
+
 class _Exposition(Collector):
     def __init__(self, snapshot: MetricsSnapshot, model_name: str) -> None:
         self._snapshot = snapshot
@@ -235,6 +242,11 @@ class _Exposition(Collector):
         for extra, value in values:
             family.add_metric([self._model, *extra.values()], float(value))
         return family
+
+
+class _RanksExposition(_Exposition):
+    def collect(self) -> Iterator[Metric]:
+        yield from self._ranks(self._snapshot.ranks)
 
 
 def _help(name: str) -> str:

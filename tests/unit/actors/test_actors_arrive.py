@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.messages.tokenizer_scheduler import Arrive, ToScheduler
-from actors.scheduler import without_prompts
+from actors.ticking import without_prompts
 from dgpp.sched.plan import Open, Plan
 from dgpp.sched.request import Submit, pack_ids
 

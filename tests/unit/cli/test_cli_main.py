@@ -42,22 +42,33 @@ def config(tmp_path):
 def launched(monkeypatch):
     """Replaces the world: what `serve` and `memory_plan` were called with."""
     calls = []
-    launch = ModuleType("actors.launch")
+    launch, served = ModuleType("actors.launch"), ModuleType("actors.serve")
 
-    def serve(settings, *, log_json):
-        calls.append(("serve", settings, log_json))
+    def serve(settings, *, log_json, rank):
+        calls.append(("serve" if rank is None else f"rank {rank}", settings, log_json))
         return 0
 
     def memory_plan(settings):
         calls.append(("plan", settings, None))
         return 1
 
-    launch.serve, launch.memory_plan = serve, memory_plan
-    monkeypatch.setitem(sys.modules, "actors.launch", launch)
+    served.serve, launch.memory_plan = serve, memory_plan
     import actors
 
-    monkeypatch.setattr(actors, "launch", launch, raising=False)
+    for name, module in (("launch", launch), ("serve", served)):
+        monkeypatch.setitem(sys.modules, f"actors.{name}", module)
+        monkeypatch.setattr(actors, name, module, raising=False)
     return calls
+
+
+def test_one_rank_of_a_world(config, launched, capsys):
+    world = ["run", config, "--world-size", "2"]
+    assert cli.main([*world, "--rank", "1"]) == 0
+    assert cli.main(["run", config, "--rank", "0"]) == 0
+    assert [call for call, _, _ in launched] == ["rank 1", "rank 0"]
+    for rank in ("2", "-1"):
+        assert cli.main([*world, "--rank", rank]) == 1
+        assert f"--rank: expected 0..1, got {rank}" in capsys.readouterr().err
 
 
 def test_run_with_flags(config, launched):
@@ -121,11 +132,11 @@ def test_memory_plan(config, launched):
         (["--kv-capacty", "3"], "No such option: --kv-capacty"),
         (["--set", "engine.mpt=1"], "--set: engine.mpt: unknown key (did you mean engine.mtp?)"),
         (["--mtp"], "not supported yet: engine.mtp"),
-        (["--world-size", "2"], "not supported yet: world_size"),
+        (["--rank", "1"], "--rank: expected 0..0, got 1"),
         (["--release", "9.9"], "not supported yet: release"),
-        (["--metrics-port", "9"], "not supported yet: ports.metrics"),
+        (["--fabric-port", "9"], "not supported yet: ports.fabric"),
         (["--set", 'nodes=["gpu-box-7"]', "--set", "world_size=1"], "not supported yet: nodes"),
-        (["--set", "paths.log_dir=/x"], "not supported yet: paths.log_dir"),
+        (["--set", "paths.stage_dir=/x"], "not supported yet: paths.stage_dir"),
         (
             ["--default-chat-template-kwargs", '{"enable_thinking": 3}'],
             "engine.default_chat_template_kwargs.enable_thinking: expected true or false, got 3",
@@ -159,10 +170,10 @@ def test_missing_file_is_named(capsys):
 
 
 def test_a_named_error_has_its_own_status(config, launched, monkeypatch, capsys):
-    def fail(settings, *, log_json):
+    def fail(settings, *, log_json, rank):
         raise WorldFailedError("engine[0] died")
 
-    monkeypatch.setattr(sys.modules["actors.launch"], "serve", fail)
+    monkeypatch.setattr(sys.modules["actors.serve"], "serve", fail)
     assert cli.main(["run", config]) == 2
     assert capsys.readouterr().err == "dgpp: error: engine[0] died\n"
 

@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[3]
 
 ELSEWHERE = {
     "ports.http": "always equals http.port; a file or flag that says otherwise is refused",
-    "world_size": "refused above 1",
     "engine.devices": "Settings.device tells each rank its own",
     "engine.prefix_cache_gib": "0 or the default; start-up says that there is no cache yet",
     "sampling.temperature": "launch lays all of `sampling` but the seed over the model's defaults",
@@ -29,6 +28,8 @@ SITE_ELSEWHERE = {
     "DGPP_NODES": "becomes nodes, refused unless every entry is localhost",
     "DGPP_HTTP_PORT": "becomes http.port",
     "DGPP_HTTP_BIND": "becomes http.bind_host",
+    "DGPP_JOURNAL_PORT": "becomes ports.journal",
+    "DGPP_LOG_DIR": "becomes paths.log_dir",
     "DGPP_NODE_OVERRIDES": "becomes node_env, which run puts into the environment",
 }
 

@@ -184,6 +184,14 @@ def test_missing_file(tmp_path):
             MINIMAL | {"world_size": 2, "http": {"port": 29971}},
             "http.port: must differ from ports.journal, both are 29971",
         ),
+        (
+            MINIMAL | {"world_size": 4, "ports": {"metrics": 18079}},
+            "ports.metrics + 1: must differ from http.port, both are 18080",
+        ),
+        (
+            MINIMAL | {"world_size": 4, "ports": {"metrics": 65534}},
+            "ports.metrics: 3 ranks of one host need 3 ports from it on, got 65534",
+        ),
         ({"model": "m", "nodes": []}, "nodes: expected at least one node"),
         ({"model": "m", "nodes": ["a", "b", "a"]}, "nodes: a is listed twice"),
         (
@@ -214,7 +222,7 @@ def test_one_rank_may_share_the_journal_port():
         (engine(backend="cuda"), []),
         (engine(prefix_cache_gib=2), ["engine.prefix_cache_gib"]),
         (engine(admission="grow", mtp=True), ["engine.admission", "engine.mtp"]),
-        (MINIMAL | {"world_size": 2}, ["world_size"]),
+        (MINIMAL | {"world_size": 2}, []),
         (MINIMAL | {"nvme_cache": {"enabled": True}}, ["nvme_cache.enabled"]),
         (
             MINIMAL | {"nvme_cache": {"enabled": False, "path": "/x", "capacity_gib": 9}},
@@ -222,21 +230,21 @@ def test_one_rank_may_share_the_journal_port():
         ),
         (MINIMAL | {"nvme_cache": {"min_tokens": 9}}, ["nvme_cache.min_tokens"]),
         (MINIMAL | {"release": "9.9"}, ["release"]),
-        (MINIMAL | {"ports": {"metrics": 9100}}, ["ports.metrics"]),
+        (MINIMAL | {"ports": {"metrics": 9100}}, []),
         (MINIMAL | {"paths": {"resident_cache": "/x"}}, ["paths.resident_cache"]),
         (engine(admission_window=7), ["engine.admission_window"]),
         (
             engine(bulk_inflight=4, bulk_pace_gbps=1, rendezvous_timeout_ms=9),
-            ["engine.rendezvous_timeout_ms", "engine.bulk_pace_gbps", "engine.bulk_inflight"],
+            ["engine.bulk_pace_gbps", "engine.bulk_inflight"],
         ),
         (LOCAL | {"ssh_user": "me"}, ["ssh_user"]),
         (
             LOCAL | {"ports": {"fabric": 1, "journal": 2}},
-            ["ports.fabric", "ports.journal"],
+            ["ports.fabric"],
         ),
         (
             LOCAL | {"paths": {"log_dir": "/x", "stage_dir": "/x", "release_dir": "/x"}},
-            ["paths.log_dir", "paths.stage_dir", "paths.release_dir"],
+            ["paths.stage_dir", "paths.release_dir"],
         ),
         (
             LOCAL | {"node_env": [{"DGPP_BUS_TIMELINE": "1", "HF_HUB_CACHE": "/h"}]},

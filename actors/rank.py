@@ -1,0 +1,92 @@
+"""One rank beyond the first, started by rank 0's process: `python -m actors.rank RANK SPEC_FD`."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from actors.child import die_with_parent, show_as
+from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage, end_with_supervisor
+from actors.memory import map_memfd
+from actors.rank_spec import RankSpec, read_rank_spec
+from dgpp import log
+from dgpp.config.document import parse_document
+from dgpp.config.resolve import resolve
+from dgpp.config.site import SiteSettings
+from dgpp.errors import DgppError
+
+RELEASED = 3
+ORPHAN_LOOKS = int(1.0 / BEAT_S)
+"""How many beats a rank whose parent is gone gets to end in order: the journal tells it too."""
+
+_log = logging.getLogger("dgpp.launch")
+
+
+def end_with_host(page: HeartbeatPage, spec: RankSpec) -> Callable[[], None]:
+    """A watch: ends this process when rank 0's stands still, or is gone and nothing else did it."""
+    who = f"rank {spec.rank}"
+    last_words = f"{who}: the supervisor of rank 0 stopped responding"
+    standstill = end_with_supervisor(page, last_words, spec.stall_s, RELEASED)
+    orphaned = 0
+
+    def look() -> None:
+        nonlocal orphaned
+        if os.getppid() != spec.parent_pid:
+            orphaned += 1
+            if orphaned > ORPHAN_LOOKS:
+                os.write(2, f"{who}: the process that started it is gone\n".encode())
+                os._exit(RELEASED)
+        else:
+            standstill()
+
+    return look
+
+
+def main(arguments: list[str]) -> None:
+    """Never returns: threads of libraries must not hold up the exit."""
+    spec = read_rank_spec(int(arguments[2]))
+    # Woken rather than killed, so that its own end is named; a stopped one wakes to see it.
+    die_with_parent(spec.parent_pid, signal.SIGCONT)
+    assert threading.current_thread() is threading.main_thread()
+    faulthandler.enable()
+    show_as(f"dgpp-rank-{spec.rank}")
+    for fd in spec.fds():
+        os.set_inheritable(fd, False)
+    page = HeartbeatPage(map_memfd(spec.heartbeat))
+    Heartbeat(page, spec.rank, end_with_host(page, spec)).start()
+    log.setup(json=spec.log_json, role="main", rank=spec.rank)
+    status = _follow(spec)
+    log.log_event(_log, "stopped", exit_status=status)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _follow(spec: RankSpec) -> int:
+    # Imports NumPy and more: the heart beats meanwhile.
+    from actors.serve import follow
+
+    settings = resolve(parse_document(spec.settings, "ranks"), "ranks", site=SiteSettings())
+    try:
+        return follow(
+            settings,
+            spec.rank,
+            spec.host,
+            spec.port,
+            spec.token,
+            log_json=spec.log_json,
+            slab=spec.slab,
+        )
+    except DgppError as error:
+        _log.error("%s: %s", type(error).__name__, error)
+        return error.exit_status
+
+
+if __name__ == "__main__":
+    main(sys.argv)

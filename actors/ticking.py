@@ -1,0 +1,130 @@
+"""What the scheduler's actor does on every rank: records to plans, verdicts in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from actors.boot import Boot
+from actors.context import Context
+from actors.opstream import OpStreamFile
+from actors.reporting import SchedulerReport
+from actors.role import Role
+from dgpp.net.journal_messages import Point
+from dgpp.sched.operations import Sink
+from dgpp.sched.outcomes import Outcome
+from dgpp.sched.plan import Plan
+from dgpp.sched.request import Record
+from dgpp.sched.scheduler import Scheduler
+from dgpp.sched.verdict import Verdict
+
+ENGINE = "scheduler>engine"
+SAMPLER = "scheduler>sampler"
+
+
+class TickingActor(Role):
+    """Ticks while the scheduler may and `next_record` has one. What it decides goes to `tell`.
+
+    The order of ticks and verdicts follows from the scheduler's state alone: a verdict that came
+    before the plan that is due ahead of it waits.
+    """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        several = self.boot.settings.world_size > 1
+        self._operations = OpStreamFile.of(self.boot) if several else None
+        self._scheduler = new_scheduler(
+            self.boot, self._operations.write if self._operations else None
+        )
+        self._verdicts: deque[Verdict] = deque()
+        self._ticks = 0
+        self._steps = 0
+        self._report = SchedulerReport(
+            context, self.boot.settings.engine.stats_interval_s, requests=self.boot.rank == 0
+        )
+
+    async def stop(self) -> None:
+        self._report.end(self._scheduler.statistics())
+        if self._operations is not None:
+            self._operations.close()
+
+    def next_record(self) -> Record | None:
+        """The record of the tick that may come now; None where there is none yet."""
+        raise NotImplementedError
+
+    def tell(self, news: Sequence[Outcome]) -> None:
+        """Outcomes, for those who wait for them."""
+
+    def rested(self) -> None:
+        """Nothing more can be done before something arrives."""
+
+    @property
+    def point(self) -> Point:
+        """Where the scheduler stands, as ranks compare it."""
+        return Point(self._steps, self._scheduler.digest(), 0)
+
+    def decided(self, verdict: Verdict) -> None:
+        """The sampler decided a step."""
+        self._verdicts.append(verdict)
+        self.advance()
+
+    def advance(self) -> None:
+        """Do all that can be done now."""
+        scheduler = self._scheduler
+        while True:
+            if scheduler.may_tick:
+                record = self.next_record()
+                if record is None:
+                    break
+                self._tick(record)
+            elif self._verdicts:
+                self._apply(self._verdicts.popleft())
+            else:
+                break
+        self.rested()
+
+    def _tick(self, record: Record) -> None:
+        self._ticks += 1
+        self._report.ticked()
+        step = self._scheduler.tick(record)
+        self._hear(step.outcomes)
+        self._report.levels(self._scheduler.statistics())
+        if step.plan is not None:
+            self._report.planned(step.plan)
+            # The sampler first: it takes in newcomers while the engine computes.
+            self.context.post(SAMPLER, without_prompts(step.plan))
+            self.context.post(ENGINE, step.plan)
+
+    def _apply(self, verdict: Verdict) -> None:
+        news = self._scheduler.apply(verdict)
+        self._steps += 1
+        self._report.step(self._scheduler.statistics(), verdict)
+        self._hear(news)
+
+    def _hear(self, news: list[Outcome]) -> None:
+        for outcome in news:
+            self._report.outcome(outcome)
+        self.tell(news)
+
+
+def new_scheduler(boot: Boot, sink: Sink | None = None) -> Scheduler:
+    """The scheduler that every rank of the deployment has; `sink` gets its operations."""
+    engine = boot.settings.engine
+    return Scheduler(
+        boot.limits,
+        queue_limit=engine.queue_limit,
+        prefill_budget_tokens=engine.prefill_budget_tokens,
+        prefill_idle_budget_tokens=engine.prefill_idle_budget_tokens,
+        admission=engine.admission,
+        operations_sink=sink,
+    )
+
+
+def without_prompts(plan: Plan) -> Plan:
+    """The plan as the sampler needs it: prompts may have megabytes, and it never reads one."""
+    if not plan.opens:
+        return plan
+    opens = (replace(o, request=replace(o.request, prompt=b"")) for o in plan.opens)
+    return replace(plan, opens=tuple(opens))
