@@ -5,9 +5,45 @@ Rows of a slot stand together in a step, in the order of their positions.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from kernels_numba.backend import Attention, Backend, Rows, Tensor
+from kernels_numba.backend import Attention, Backend, Norm, Rows, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """Causal depthwise convolution: `weight` [taps, channels], the oldest position first."""
+
+    weight: Tensor
+    channels: int
+    taps: int
+    dilation: int = 1
+    silu: bool = True
+
+    @property
+    def history(self) -> int:
+        """Positions before its own that a row reads."""
+        return (self.taps - 1) * self.dilation
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """Heads of a gated delta rule; a key head serves value_heads / key_heads value heads.
+
+    `channels` decays per value head: 1, or one per key channel.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    channels: int = 1
+
+    @property
+    def qkv_width(self) -> int:
+        """Values of a row [q | k | v]."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
 
 @runtime_checkable
@@ -33,3 +69,42 @@ class SequenceBackend(Backend, Protocol):
 
     def ring_write(self, rows: Rows, values: Tensor, ring: Any) -> None:
         """Row r of `values` becomes the row of its position in its slot's ring."""
+
+    def causal_conv(
+        self, rows: Rows, x: Tensor, convolution: Convolution, ring: Any, out: Tensor
+    ) -> None:
+        """out[r] = the convolution of x at row r's position and those before it; of what is not in
+        this step `ring` holds the inputs, and `ring_write` keeps these for the next."""
+
+    def delta_gates(
+        self, rows: Rows, ab: Tensor, log_rate: Tensor, bias: Tensor, decay: Tensor, beta: Tensor
+    ) -> None:
+        """Of rows [a | b], per head: decay = exp(−exp(log_rate) · softplus(a + bias)), beta = σ(b)."""
+
+    def gated_delta(
+        self,
+        rows: Rows,
+        qkv: Tensor,
+        rule: DeltaRule,
+        decay: Tensor,
+        beta: Tensor,
+        state: Any,
+        out: Tensor,
+    ) -> None:
+        """out[r] = outputs of all value heads; `state` advances by the rows of each slot.
+
+        A slot's state is value_heads × key_dim rows of value_dim, zero before position 0.
+        """
+
+    def gated_norm(
+        self,
+        rows: Rows,
+        x: Tensor,
+        gate: Tensor,
+        norm: Norm,
+        heads: int,
+        out: Tensor,
+        *,
+        silu: bool,
+    ) -> None:
+        """out[r, h] = norm(x[r, h]) · act(gate[r, h]) for each of `heads`; act: silu or sigmoid."""

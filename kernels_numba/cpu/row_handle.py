@@ -10,16 +10,21 @@ from kernels_numba.backend import Rows
 class RowHandle:
     """The addresses of a `Rows`, looked up once, and where its runs of rows begin.
 
-    starts  int32 [capacity]: the first row from which positions of one slot lead to this one's
-            without a gap
+    A run is rows of one slot at positions without a gap.
+
+    starts  int32 [capacity]: the first row of each row's run
+    runs    int32 [run_count + 1]: the first row of each run, then the number of rows
     """
 
-    __slots__ = ("metadata", "starts", "starts_at", "tokens")
+    __slots__ = ("metadata", "run_count", "runs", "runs_at", "starts", "starts_at", "tokens")
 
     def __init__(self, rows: Rows) -> None:
         self.tokens = int(rows.tokens.ctypes.data)
         self.starts = np.zeros(rows.capacity, np.int32)
         self.starts_at = int(self.starts.ctypes.data)
+        self.runs = np.zeros(rows.capacity + 1, np.int32)
+        self.runs_at = int(self.runs.ctypes.data)
+        self.run_count = 0
         self.metadata = (
             int(rows.positions.ctypes.data),
             int(rows.slots.ctypes.data),
@@ -30,7 +35,10 @@ class RowHandle:
     def find_runs(self, rows: Rows) -> None:
         count = rows.count
         slots, positions = rows.slots[:count], rows.positions[:count]
-        firsts = np.arange(count, dtype=np.int32)
-        follows = (slots[1:] == slots[:-1]) & (positions[1:] == positions[:-1] + 1)
-        firsts[1:][follows] = 0
-        np.maximum.accumulate(firsts, out=self.starts[:count])
+        begins = np.ones(count, np.bool_)
+        begins[1:] = (slots[1:] != slots[:-1]) | (positions[1:] != positions[:-1] + 1)
+        firsts = np.flatnonzero(begins)
+        self.run_count = firsts.size
+        self.runs[: firsts.size] = firsts
+        self.runs[firsts.size] = count
+        np.maximum.accumulate(np.arange(count) * begins, out=self.starts[:count])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.backend import Attention, Rows, head_width
+from kernels_numba.backend import Attention, Norm, Rows, head_width
+from kernels_numba.cpu import conv as conv_kernels
+from kernels_numba.cpu import delta as delta_kernels
 from kernels_numba.cpu import rotary as rotary_kernels
 from kernels_numba.cpu import window as window_kernels
 from kernels_numba.cpu.memory import Block, allocate, grown, padded
 from kernels_numba.cpu.row_handle import RowHandle
 from kernels_numba.cpu.span import SPAN
 from kernels_numba.cpu.store import CpuStore
+from kernels_numba.sequence import Convolution, DeltaRule
 from kernels_numba.weights import VECTOR
 
 
@@ -28,8 +31,8 @@ def head_norms(attention: Attention) -> tuple[int, int, float]:
     )
 
 
-class AttentionScratch:
-    """Room for the states and scores of one task per core."""
+class Scratch:
+    """Room for one task per core."""
 
     def __init__(self, cores: int) -> None:
         self._cores = cores
@@ -39,8 +42,13 @@ class AttentionScratch:
         """Make room for tasks of `attention`; float32 values of one state."""
         group = attention.heads // attention.kv_heads
         state = group * (padded(attention.values) + VECTOR)
-        self._block = grown(self._block, self._cores, 2 * state + group * SPAN)
+        self.floats(2 * state + group * SPAN)
         return state
+
+    def floats(self, count: int) -> Block:
+        """Room for `count` float32 values per task."""
+        self._block = grown(self._block, self._cores, count)
+        return self._block
 
     @property
     def address(self) -> int:
@@ -55,7 +63,7 @@ class CpuSequences:
     """Implements what `kernels_numba.sequence.SequenceBackend` has beyond a Backend."""
 
     def __init__(self, cores: int) -> None:
-        self._scratch = AttentionScratch(cores)
+        self._scratch = Scratch(cores)
 
     def split_rows(
         self, rows: Rows, qkv: Block, attention: Attention, queries: Block, kv: Block
@@ -94,4 +102,53 @@ class CpuSequences:
         window_kernels.ring_write(
             values.address, values.stride, rows.count, positions, slots, ring.width, ring.address,
             *ring.lines,
+        )  # fmt: skip
+
+    def causal_conv(
+        self, rows: Rows, x: Block, convolution: Convolution, ring: CpuStore, out: Block
+    ) -> None:
+        handle: RowHandle = rows.handle
+        positions, slots, _, _ = handle.metadata
+        conv_kernels.causal_conv(
+            x.address, x.stride, rows.count, positions, slots, handle.starts_at,
+            convolution.weight.address, convolution.taps, convolution.dilation,
+            convolution.channels, int(convolution.silu), ring.address, *ring.lines, out.address,
+            out.stride,
+        )  # fmt: skip
+
+    def delta_gates(
+        self, rows: Rows, ab: Block, log_rate: Block, bias: Block, decay: Block, beta: Block
+    ) -> None:
+        delta_kernels.delta_gates(
+            ab.address, ab.stride, rows.count, log_rate.width, log_rate.address, bias.address,
+            decay.address, decay.stride, beta.address, beta.stride,
+        )  # fmt: skip
+
+    def gated_delta(
+        self,
+        rows: Rows,
+        qkv: Block,
+        rule: DeltaRule,
+        decay: Block,
+        beta: Block,
+        state: CpuStore,
+        out: Block,
+    ) -> None:
+        handle: RowHandle = rows.handle
+        positions, slots, _, _ = handle.metadata
+        lines, stride = state.lines
+        scratch = self._scratch.floats(2 * rule.key_dim + rule.value_dim)
+        delta_kernels.gated_delta(
+            qkv.address, qkv.stride, rows.count, positions, slots, handle.runs_at,
+            handle.run_count, rule.key_heads, rule.value_heads, rule.key_dim, rule.value_dim,
+            decay.address, decay.stride, rule.channels, beta.address, beta.stride, state.address,
+            lines * stride, stride, out.address, out.stride, scratch.address, scratch.stride,
+        )  # fmt: skip
+
+    def gated_norm(
+        self, rows: Rows, x: Block, gate: Block, norm: Norm, heads: int, out: Block, *, silu: bool
+    ) -> None:
+        delta_kernels.gated_norm(
+            x.address, x.stride, rows.count, gate.address, gate.stride, norm.weight.address, heads,
+            norm.weight.width, norm.eps, int(silu), out.address, out.stride,
         )  # fmt: skip

@@ -6,6 +6,7 @@ import pytest
 from kernel_oracles import CAPACITY
 
 from kernels_numba.backend import Backend
+from kernels_numba.sequence import SequenceBackend
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +18,11 @@ def backend(backend_name: str) -> Backend:
     from kernels_numba.cpu.backend import CpuBackend
 
     return CpuBackend(CAPACITY, 2)
+
+
+@pytest.fixture
+def sequences(backend: Backend) -> SequenceBackend:
+    """The backend, where it has the operations that reach back into a request."""
+    if not isinstance(backend, SequenceBackend):
+        pytest.skip(f"the {backend.name} backend has no windows, convolutions or recurrences")
+    return backend

@@ -14,13 +14,6 @@ GAP = 5
 TOKENS = 300
 
 
-@pytest.fixture
-def sequences(backend) -> SequenceBackend:
-    if not isinstance(backend, SequenceBackend):
-        pytest.skip(f"the {backend.name} backend has no windows")
-    return backend
-
-
 ANGLES = np.outer(np.arange(TOKENS), 10.0 ** -np.arange(ROTATED // 2)).astype(np.float32)
 SINKS = np.linspace(-2, 3, HEADS).astype(np.float32)
 
