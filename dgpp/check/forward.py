@@ -89,13 +89,28 @@ def _compare_layers(
 def _compare_drafts(
     judge: Judge, trace: Trace, expected: Expected
 ) -> tuple[float | None, bool | None]:
-    if "mtp_logits" not in expected:
+    """The largest error of any level's logits, and whether the experts of the first are equal."""
+    wanted = _draft_levels(expected)
+    if not wanted:
         return None, None
-    if not trace.draft_logits:
-        judge.failures.append("draft values are expected, the model has no draft layer")
+    if len(trace.draft_logits) < len(wanted):
+        judge.failures.append(
+            f"{len(wanted)} draft levels are expected, the model has {len(trace.draft_logits)}"
+        )
         return float("inf"), False
-    worst = judge.near("draft logits", np.concatenate(trace.draft_logits), expected["mtp_logits"])
-    judge.near("draft hidden", np.concatenate(trace.draft_hidden), expected["mtp_hidden"])
+    worst = 0.0
+    for level, prefix in enumerate(wanted):
+        name = f"draft level {level}" if level else "draft"
+        logits = np.concatenate(trace.draft_logits[level])
+        worst = max(worst, judge.near(f"{name} logits", logits, expected[f"{prefix}_logits"]))
+        if f"{prefix}_hidden" in expected:
+            hidden = np.concatenate(trace.draft_hidden[level])
+            judge.near(f"{name} hidden", hidden, expected[f"{prefix}_hidden"])
+    if "mtp_chain_logits" in expected:
+        chain = np.stack(trace.chain_logits)
+        worst = max(worst, judge.near("draft chain", chain, expected["mtp_chain_logits"]))
+        if not np.array_equal(trace.chain_ids, expected["mtp_chain_ids"]):
+            judge.failures.append(f"draft chain: tokens {trace.chain_ids}, not the reference's")
     if "mtp_router_ids" not in expected:
         return worst, True
     ids, _ = trace.draft_taps.routes(trace.draft_taps.moe_layers[0])
@@ -103,6 +118,14 @@ def _compare_drafts(
     if not equal and judge.rule == "float32":
         judge.failures.append("draft router ids: not identical")
     return worst, equal
+
+
+def _draft_levels(expected: Expected) -> list[str]:
+    """How the arrays of each draft level begin."""
+    names = ["mtp"] if "mtp_logits" in expected else []
+    while f"mtp{len(names)}_logits" in expected:
+        names.append(f"mtp{len(names)}")
+    return names
 
 
 def _compare_greedy(judge: Judge, trace: Trace, expected: Expected) -> tuple[int, float]:
@@ -154,13 +177,14 @@ def _run_rank(
         checkpoint,
         limits,
         options.threads,
-        drafts="mtp_logits" in expected,
+        drafts=bool(_draft_levels(expected)),
         backend=options.backend,
         device=rank,
         collective=collective,
         embed_sharding=options.embed_sharding,
     )
-    trace = Trace(engine, expected["ids"], _answer(expected))
+    chain = len(expected["mtp_chain_ids"]) if "mtp_chain_ids" in expected else 0
+    trace = Trace(engine, expected["ids"], _answer(expected), chain)
     trace.run()
     states, taps = list(trace.taps.hidden_states()), trace.taps
     if _alone(expected, options, states):
@@ -182,10 +206,13 @@ def _disagreements(runs: list[_RankRun]) -> list[str]:
             f"hidden after layer {layer}": (state, first.states[layer + 1])
             for layer, state in enumerate(run.states, -1)
         }
-        for name in ("logits", "greedy_logits", "draft_logits"):
+        for name in ("logits", "greedy_logits", "chain_logits"):
             own, other = getattr(run.trace, name), getattr(first.trace, name)
             if own:
                 pairs[name.replace("_", " ")] = (np.concatenate(own), np.concatenate(other))
+        for level, own in enumerate(run.trace.draft_logits):
+            other = first.trace.draft_logits[level]
+            pairs[f"logits of draft level {level}"] = (np.concatenate(own), np.concatenate(other))
         pairs["greedy tokens"] = (np.array(run.trace.greedy), np.array(first.trace.greedy))
         found += [
             f"rank {rank}: {name} not those of rank 0"

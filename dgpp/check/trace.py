@@ -56,12 +56,18 @@ class Taps:
 
 class Trace:
     """One prompt through prefill chunks, then cached decode steps that are fed `answer`, token by
-    token: so a pick that differs from it changes nothing after it."""
+    token: so a pick that differs from it changes nothing after it. `chain` drafts, one from the
+    other, are made after the prompt."""
 
     def __init__(
-        self, engine: ModelEngine, ids: npt.NDArray[Any], answer: npt.NDArray[Any]
+        self,
+        engine: ModelEngine,
+        ids: npt.NDArray[Any],
+        answer: npt.NDArray[Any],
+        chain: int = 0,
     ) -> None:
         self._engine = engine
+        self._chain = chain
         self._ids = ids.astype(np.int32)
         self._answer = answer
         self._steps = len(answer)
@@ -72,8 +78,10 @@ class Trace:
         self.draft_taps = Taps(engine)
         self.logits: list[F32Array] = []
         self.final_norm: list[F32Array] = []
-        self.draft_logits: list[F32Array] = []
-        self.draft_hidden: list[F32Array] = []
+        self.draft_logits: list[list[F32Array]] = []
+        self.draft_hidden: list[list[F32Array]] = []
+        self.chain_ids: list[int] = []
+        self.chain_logits: list[F32Array] = []
         self.greedy: list[int] = []
         self.greedy_logits: list[F32Array] = []
 
@@ -100,6 +108,8 @@ class Trace:
                 self._pick(1 + start)
             self._read_chunk(start, count)
         engine.observer = None
+        if self._chain:
+            self.draft_chain(self._chain)
         for position in range(total, total + self._steps - 1):
             row = DecodeRow(SLOT, position, int(self._answer[position - total]))
             engine.launch(Plan(total + position, decodes=(row,)), self._tables)
@@ -119,16 +129,49 @@ class Trace:
         hidden = engine.backend.tensor(self.taps.hidden_states()[0].shape[1], wide=True)
         model.final_hidden(rows, hidden)
         self.final_norm.append(engine.backend.read(hidden, count))
-        following = self._ids[start + 1 : start + count + 1]
-        if not model.drafts or not following.size:
-            return
+        for level in range(len(model.drafts)):
+            self._draft_chunk(level, start, count, hidden)
+            hidden = model.drafts[level].hidden
+
+    def _draft_chunk(self, level: int, start: int, count: int, hidden: Tensor) -> None:
+        """Level `level` on the chunk's rows: row q from `hidden` of q and token q + 1 + level."""
+        engine = self._engine
+        rows, model, logits = engine.rows, engine.model, self._chunk_logits
+        if level == len(self.draft_logits):
+            self.draft_logits.append([])
+            self.draft_hidden.append([])
+        following = self._ids[start + 1 + level : start + count + 1 + level]
         rows.count = following.size
+        if not rows.count:
+            return
         rows.tokens[: rows.count] = following
         engine.backend.begin(rows)
-        model.forward_draft(0, rows, hidden, self.draft_taps)
-        model.draft_logits(0, range(rows.count), logits)
-        self.draft_logits.append(engine.read_logits(logits, rows.count))
-        self.draft_hidden.append(engine.backend.read(model.drafts[0].hidden, rows.count))
+        model.forward_draft(level, rows, hidden, self.draft_taps)
+        model.draft_logits(level, range(rows.count), logits)
+        self.draft_logits[level].append(engine.read_logits(logits, rows.count))
+        drafted = model.drafts[level].hidden
+        self.draft_hidden[level].append(engine.backend.read(drafted, rows.count))
+
+    def draft_chain(self, length: int) -> None:
+        """After the prompt, `length` drafts one from the other: the first from the last hidden
+        state and the answer's first token, a further one from the draft before and its token."""
+        engine = self._engine
+        rows, model, logits = engine.rows, engine.model, self._chunk_logits
+        last = self.final_norm[-1][-1:]
+        hidden = engine.backend.tensor(last.shape[1], wide=True)
+        engine.backend.write(hidden, last)
+        token = int(self._answer[0])
+        for drafted in range(length):
+            rows.count = 1
+            rows.slots[0], rows.positions[0] = SLOT, len(self._ids) - 1 + drafted
+            rows.tokens[0] = token
+            engine.backend.begin(rows)
+            model.forward_draft(0, rows, hidden)
+            model.draft_logits(0, [0], logits)
+            self.chain_logits.append(engine.read_logits(logits, 1)[0])
+            token = int(self.chain_logits[-1].argmax())
+            self.chain_ids.append(token)
+            hidden = model.drafts[0].hidden
 
 
 def layer_outputs(

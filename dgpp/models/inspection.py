@@ -70,8 +70,8 @@ class _Tally(CheckedWeights):
             counts = self.formats.setdefault(linear.format.name, Counter())
             counts += _counted(self._arrays(linear))
 
-    def _values(self, name: str, size: int, dtypes: Sequence[str]) -> npt.NDArray[Any]:
-        values = super()._values(name, size, dtypes)
+    def _values(self, name: str, shape: tuple[int, ...], dtypes: Sequence[str]) -> npt.NDArray[Any]:
+        values = super()._values(name, shape, dtypes)
         self.vectors += _counted([values])
         return values
 

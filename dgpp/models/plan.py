@@ -112,7 +112,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         "kv cache": block_bytes * blocks,
         **({"request state": snapshot_bytes * settings.slots} if snapshot_bytes else {}),
         "activations": model.workspace.row_bytes() * capacity,
-        "rotary table": 4 * ceiling * parsed.rotated,
+        "rotary tables": 4 * ceiling * model.rotary,
         "logits": 8 * settings.slots * len(model.vocabulary),
         **({"collective": slab_bytes(world) // world} if world > 1 else {}),
         "penalties and bias": 8 * settings.slots * parsed.vocab_size,

@@ -11,6 +11,8 @@ from dgpp.models.glm4_moe import config as glm4_moe_config
 from dgpp.models.glm4_moe.model import Glm4MoeModel
 from dgpp.models.layers.embedding import Embedding
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
+from dgpp.models.mimo_v2 import config as mimo_config
+from dgpp.models.mimo_v2.model import MimoModel
 from dgpp.models.observer import Observer
 from dgpp.net.collective import Collective
 from dgpp.state.declaration import StateDeclaration
@@ -42,6 +44,8 @@ class Model(Protocol):
     """The ids whose logits this rank computes."""
     workspace: WorkspaceShape
     work: Workspace
+    rotary: int
+    """Values of the rotary tables per position."""
 
     @property
     def drafts(self) -> Sequence[Draft]:
@@ -87,7 +91,10 @@ class Family:
     build: Callable[..., Any]
 
 
-FAMILIES = {"glm4_moe": Family("glm-4.7", glm4_moe_config.parse, Glm4MoeModel)}
+FAMILIES = {
+    "glm4_moe": Family("glm-4.7", glm4_moe_config.parse, Glm4MoeModel),
+    "mimo_v2": Family("mimo", mimo_config.parse, MimoModel),
+}
 
 
 def family_of(config: dict[str, Any]) -> Family:

@@ -12,9 +12,11 @@ VOCABULARY_STEP = 32
 
 
 class Split(enum.Enum):
-    """How ranks share a matrix: not at all, by equal rows, by equal columns, by the vocabulary."""
+    """How ranks share a matrix: not at all, by equal rows, by equal columns, by the vocabulary, or
+    as its own row ranges say, which are one rank's already."""
 
     NONE = "none"
+    TAKEN = "taken"
     ROWS = "rows"
     COLUMNS = "columns"
     VOCABULARY = "vocabulary"

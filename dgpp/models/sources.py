@@ -32,7 +32,7 @@ class Linear:
 
     What is used of it: the row ranges `take` (first, count) in their order, all rows where there is
     none, and the columns `span` (first, count), all of them where it is None. `split` says how
-    ranks share that out: each range by itself.
+    ranks share that out: each range by itself (TAKEN: `take` is what this rank has).
     """
 
     name: str
@@ -45,7 +45,7 @@ class Linear:
 
     def own(self, shard: Shard) -> Linear:
         """What one rank uses. Raises ConfigError where that is no cut of the form."""
-        if self.split is Split.NONE or shard.world == 1:
+        if self.split in (Split.NONE, Split.TAKEN) or shard.world == 1:
             return replace(self, split=Split.NONE)
         if self.split is not Split.COLUMNS:
             take = tuple(
@@ -86,8 +86,22 @@ class WeightSource(Protocol):
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         """The rows of `linears` stacked in order; all of one form and K."""
 
-    def vector(self, item: str, name: str, size: int, dtypes: Sequence[str] = FLOATS) -> Tensor:
-        """Parameters `name` [size], in float32."""
+    def vector(
+        self,
+        item: str,
+        name: str,
+        size: int,
+        dtypes: Sequence[str] = FLOATS,
+        *,
+        plus: float = 0.0,
+    ) -> Tensor:
+        """Parameters `name` [size], in float32, `plus` added."""
+
+    def depthwise(
+        self, item: str, name: str, channels: int, taps: int, take: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        """A depthwise kernel `name` [channels, 1, taps] as float32 [taps, channels]: of the channel
+        ranges `take` (first, count) this rank's part each."""
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
         """Several vectors as one, in order; each is shared out as rows are."""
@@ -117,8 +131,22 @@ class PlannedWeights:
             self.parameters[item] = self.parameters.get(item, 0) + rows * columns
         return None
 
-    def vector(self, item: str, name: str, size: int, dtypes: Sequence[str] = FLOATS) -> Tensor:
+    def vector(
+        self,
+        item: str,
+        name: str,
+        size: int,
+        dtypes: Sequence[str] = FLOATS,
+        *,
+        plus: float = 0.0,
+    ) -> Tensor:
         self._add(item, 4 * size)
+        return None
+
+    def depthwise(
+        self, item: str, name: str, channels: int, taps: int, take: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        self._add(item, 4 * taps * sum(self.shard.part(count, name) for _, count in take))
         return None
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
@@ -155,21 +183,35 @@ class CheckedWeights:
             for stored in linear.format.tensors(linear.rows, linear.columns)
         ]
 
-    def _values(self, name: str, size: int, dtypes: Sequence[str]) -> npt.NDArray[Any]:
-        return self._binding.take(name, (size,), dtypes)
+    def _values(self, name: str, shape: tuple[int, ...], dtypes: Sequence[str]) -> npt.NDArray[Any]:
+        return self._binding.take(name, shape, dtypes)
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         for linear in linears:
             self._arrays(linear)
         return None
 
-    def vector(self, item: str, name: str, size: int, dtypes: Sequence[str] = FLOATS) -> Tensor:
-        self._values(name, size, dtypes)
+    def vector(
+        self,
+        item: str,
+        name: str,
+        size: int,
+        dtypes: Sequence[str] = FLOATS,
+        *,
+        plus: float = 0.0,
+    ) -> Tensor:
+        self._values(name, (size,), dtypes)
+        return None
+
+    def depthwise(
+        self, item: str, name: str, channels: int, taps: int, take: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        self._values(name, (channels, 1, taps), FLOATS)
         return None
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
         for name, size in names:
-            self._values(name, size, FLOATS)
+            self._values(name, (size,), FLOATS)
         return None
 
     def ignore(self, pattern: str) -> None:
@@ -196,7 +238,9 @@ class LoadedWeights(CheckedWeights):
         stored = linear.format.parts(linear.name, arrays)
         parts = _used(stored, linear.own(self.shard))
         if self.shard.world > 1:
-            whole = parts if linear.split is Split.NONE else _used(stored, linear)
+            whole = parts
+            if linear.split is not Split.NONE:
+                whole = stored if linear.split is Split.TAKEN else _used(stored, linear)
             alike = arrays if linear.split is Split.NONE else None
             self.account.add(linear.name, _codes(whole), _codes(parts), alike)
         return parts
@@ -204,7 +248,7 @@ class LoadedWeights(CheckedWeights):
     def _vector(
         self, name: str, size: int, dtypes: Sequence[str], split: Split
     ) -> npt.NDArray[np.float32]:
-        whole = self._values(name, size, dtypes)
+        whole = self._values(name, (size,), dtypes)
         span = self.shard.span(split, size, name)
         own = whole[span.start : span.stop]
         if self.shard.world > 1:
@@ -212,8 +256,27 @@ class LoadedWeights(CheckedWeights):
             self.account.add(name, whole.nbytes, own.nbytes, alike)
         return to_float32(own)
 
-    def vector(self, item: str, name: str, size: int, dtypes: Sequence[str] = FLOATS) -> Tensor:
-        return self._backend.vector(self._vector(name, size, dtypes, Split.NONE))
+    def vector(
+        self,
+        item: str,
+        name: str,
+        size: int,
+        dtypes: Sequence[str] = FLOATS,
+        *,
+        plus: float = 0.0,
+    ) -> Tensor:
+        values = self._vector(name, size, dtypes, Split.NONE)
+        return self._backend.vector(values + np.float32(plus) if plus else values)
+
+    def depthwise(
+        self, item: str, name: str, channels: int, taps: int, take: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        whole = self._values(name, (channels, 1, taps), FLOATS)
+        spans = [(first, self.shard.span(Split.ROWS, count, name)) for first, count in take]
+        own = np.concatenate([whole[at + s.start : at + s.stop, 0] for at, s in spans])
+        if self.shard.world > 1:
+            self.account.add(name, whole.nbytes, own.nbytes, None)
+        return self._backend.vector(np.ascontiguousarray(to_float32(own).T))
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
         parts = [self._vector(name, size, FLOATS, Split.ROWS) for name, size in names]
@@ -267,8 +330,22 @@ class DummyWeights:
         noise = rng.standard_normal(size, np.float32) * np.float32(DUMMY_DEVIATION)
         return noise + np.float32(1.0) if name.endswith("norm.weight") else noise
 
-    def vector(self, item: str, name: str, size: int, dtypes: Sequence[str] = FLOATS) -> Tensor:
+    def vector(
+        self,
+        item: str,
+        name: str,
+        size: int,
+        dtypes: Sequence[str] = FLOATS,
+        *,
+        plus: float = 0.0,
+    ) -> Tensor:
         return self._backend.vector(self._values(name, size))
+
+    def depthwise(
+        self, item: str, name: str, channels: int, taps: int, take: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        own = sum(self.shard.part(count, name) for _, count in take)
+        return self._backend.vector(self._values(name, taps * own).reshape(taps, own))
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
         parts = [self._values(name, self.shard.part(size, name)) for name, size in names]

@@ -29,14 +29,16 @@ CUDA_CACHE = CacheForm(2, HEAD_STEP)
 
 
 class PagedPlane(msgspec.Struct, frozen=True):
-    """Keys and values per token of one layer, in blocks."""
+    """Keys and values per token of one layer, in blocks; `value_dim` 0: as many as keys."""
 
     name: str
     kv_heads: int
     head_dim: int
+    value_dim: int = 0
 
     def block_bytes(self, form: CacheForm, block_tokens: int) -> int:
-        return 2 * self.kv_heads * block_tokens * form.row_bytes(self.head_dim)
+        heads = form.row_bytes(self.head_dim) + form.row_bytes(self.value_dim or self.head_dim)
+        return self.kv_heads * block_tokens * heads
 
 
 class PagedRows(msgspec.Struct, frozen=True):

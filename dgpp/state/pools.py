@@ -34,7 +34,7 @@ class StatePools:
         self.declaration = declaration
         self.snapshots = snapshots
         self.planes: list[Plane] = [
-            backend.plane(blocks, block_tokens, plane.kv_heads, plane.head_dim)
+            backend.plane(blocks, block_tokens, plane.kv_heads, plane.head_dim, plane.value_dim)
             for plane in declaration.planes
         ]
         self.paged: list[Store] = [

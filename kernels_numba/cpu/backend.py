@@ -21,12 +21,12 @@ from kernels_numba.cpu import linear as linear_kernels
 from kernels_numba.cpu import moe as moe_kernels
 from kernels_numba.cpu import rotary as rotary_kernels
 from kernels_numba.cpu import rows as row_kernels
+from kernels_numba.cpu.extended import CpuExtended, address_of, head_norms
 from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import Block, allocate, grown, padded
 from kernels_numba.cpu.norm import rms_rows
 from kernels_numba.cpu.picker import CpuPicker
 from kernels_numba.cpu.row_handle import RowHandle
-from kernels_numba.cpu.sequences import CpuSequences, address_of, head_norms
 from kernels_numba.cpu.span import SPAN
 from kernels_numba.cpu.store import CpuEntries, CpuStore
 from kernels_numba.jit import config, set_num_threads, threading_layer
@@ -68,7 +68,7 @@ class _RouteHandle:
         self.order, self.place = (int(row.ctypes.data) for row in self.scratch)
 
 
-class CpuBackend(CpuSequences):
+class CpuBackend(CpuExtended):
     """Implements `kernels_numba.backend.Backend` for up to `capacity` rows on `threads` threads."""
 
     name = "cpu"

@@ -141,3 +141,13 @@ def gated_norm(
                 if silu != 0:
                     factor = z[i] * factor
                 target[i] = (source[i] * inverse) * scale[i] * factor
+
+
+@kernel(parallel=True)
+def gate_rows(x: int, x_stride: int, rows: int, width: int, gate: int, gate_stride: int) -> None:
+    """x[r] *= sigmoid(gate[r])."""
+    for r in prange(rows):
+        target = view_f32(x + r * x_stride, width)
+        z = view_f32(gate + r * gate_stride, width)
+        for i in range(width):
+            target[i] = target[i] * sigmoid32(z[i])

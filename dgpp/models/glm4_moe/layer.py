@@ -6,12 +6,12 @@ from dgpp.models.glm4_moe.config import Glm4MoeConfig
 from dgpp.models.layers.attention import AttentionShape, GqaAttention
 from dgpp.models.layers.mlp import DenseMlp
 from dgpp.models.layers.moe import MoeShape, SigmoidMoe
+from dgpp.models.layers.projections import separate
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
 from dgpp.models.shard import Shard
 from dgpp.models.sources import WeightSource
-from dgpp.state.declaration import PagedPlane
-from kernels_numba.backend import Backend, Plane, Rows, Tensor
+from kernels_numba.backend import Backend, Rows
 
 
 def attention_shape(config: Glm4MoeConfig) -> AttentionShape:
@@ -40,12 +40,6 @@ def moe_shape(config: Glm4MoeConfig) -> MoeShape:
     )
 
 
-def plane(config: Glm4MoeConfig, layer: int, shard: Shard) -> PagedPlane:
-    return PagedPlane(
-        f"layer {layer}", attention_shape(config).own(shard).kv_heads, config.head_dim
-    )
-
-
 def is_dense(config: Glm4MoeConfig, layer: int) -> bool:
     return layer < config.first_k_dense_replace
 
@@ -53,15 +47,14 @@ def is_dense(config: Glm4MoeConfig, layer: int) -> bool:
 def workspace_shape(config: Glm4MoeConfig, shard: Shard, *, drafts: bool) -> WorkspaceShape:
     """Widths of a step's activations on one rank."""
     own = attention_shape(config).own(shard)
-    padded = -(-config.head_dim // 16) * 16
     has_moe = not is_dense(config, config.num_hidden_layers - 1) or drafts
     shared = config.moe_intermediate_size * max(1, config.n_shared_experts) if has_moe else 0
     dense = config.intermediate_size if config.first_k_dense_replace else 0
     return WorkspaceShape(
         hidden=config.hidden_size,
         qkv=own.qkv,
-        queries=own.heads * padded,
-        attended=own.heads * config.head_dim,
+        queries=own.queries,
+        attended=own.attended,
         intermediate=max(dense, shared) // shard.world,
         partial=config.hidden_size if shard.world > 1 else 0,
         experts_per_token=config.num_experts_per_tok if has_moe else 0,
@@ -73,8 +66,13 @@ class Glm4MoeLayer:
 
     def __init__(self, config: Glm4MoeConfig, source: WeightSource, layer: int) -> None:
         prefix = f"model.layers.{layer}"
-        stored = config.format(f"{prefix}.self_attn.q_proj")
-        self._attention = GqaAttention(source, prefix, attention_shape(config), stored)
+        name, shape = f"{prefix}.self_attn", attention_shape(config)
+        stored = config.format(f"{name}.q_proj")
+        qkv = separate(name, shape.sizes, stored)
+        self.attention = GqaAttention(source, prefix, shape, qkv, stored)
+        # Scales of a quantised cache, which the full-precision cache has no use for.
+        source.ignore(f"{name}.k_proj.k_scale")
+        source.ignore(f"{name}.v_proj.v_scale")
         if is_dense(config, layer):
             self._mlp: DenseMlp | SigmoidMoe = DenseMlp(
                 source,
@@ -88,9 +86,6 @@ class Glm4MoeLayer:
             stored = config.format(f"{prefix}.mlp.experts.0.gate_proj")
             self._mlp = SigmoidMoe(source, prefix, layer, moe_shape(config), stored)
 
-    def prepare(self, angles: Tensor, plane: Plane) -> None:
-        self._attention.prepare(angles, plane)
-
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
-        self._attention.forward(ops, rows, work)
+        self.attention.forward(ops, rows, work)
         self._mlp.forward(ops, rows, work, observer)

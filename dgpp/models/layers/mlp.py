@@ -41,12 +41,21 @@ class GatedMlp:
 
 
 class DenseMlp:
-    """x += mlp(norm(x))."""
+    """x += mlp(norm(x)); `plus` is added to the norm's weights."""
 
     def __init__(
-        self, source: WeightSource, prefix: str, hidden: int, inner: int, eps: float, stored: Format
+        self,
+        source: WeightSource,
+        prefix: str,
+        hidden: int,
+        inner: int,
+        eps: float,
+        stored: Format,
+        *,
+        norm: str = "post_attention_layernorm",
+        plus: float = 0.0,
     ) -> None:
-        weight = source.vector("norms", f"{prefix}.post_attention_layernorm.weight", hidden)
+        weight = source.vector("norms", f"{prefix}.{norm}.weight", hidden, plus=plus)
         self._norm = Norm(weight, eps)
         self._mlp = GatedMlp(source, "mlp", f"{prefix}.mlp", hidden, inner, stored)
 

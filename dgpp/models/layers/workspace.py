@@ -12,7 +12,8 @@ from kernels_numba.backend import Backend, Routes, Tensor
 @dataclass(frozen=True, slots=True)
 class WorkspaceShape:
     """Widths in values on one rank. 0 experts per token where the model has no MoE layer, 0
-    `partial` where nothing is summed over ranks."""
+    `partial` where nothing is summed over ranks, 0 `kv` where all keys are paged. `extra` are the
+    float32 rows that a family's layers need besides, by name."""
 
     hidden: int
     qkv: int
@@ -21,11 +22,13 @@ class WorkspaceShape:
     intermediate: int
     experts_per_token: int
     partial: int = 0
+    kv: int = 0
+    extra: tuple[tuple[str, int], ...] = ()
 
     def row_bytes(self) -> int:
         """float32 bytes per row, kernels' own scratch included."""
         held = 3 * self.hidden + self.qkv + self.queries + self.attended + self.intermediate
-        held += self.partial
+        held += self.partial + self.kv + sum(width for _, width in self.extra)
         scratch = self.hidden + max(2 * self.intermediate, self.qkv)
         pairs = self.experts_per_token * (2 * self.hidden + 3 * self.intermediate)
         return 4 * (held + scratch + pairs)
@@ -33,7 +36,7 @@ class WorkspaceShape:
 
 class Workspace:
     """x: the residual; the others are free between a layer's operations. `fold` takes what a
-    sublayer adds to x."""
+    sublayer adds to x. `extra` are rows by the names that the shape gives."""
 
     def __init__(
         self, backend: Backend, shape: WorkspaceShape, collective: Collective | None
@@ -45,5 +48,9 @@ class Workspace:
         self.qkv: Tensor = backend.tensor(shape.qkv, wide=True)
         self.queries: Tensor = backend.tensor(shape.queries)
         self.attended: Tensor = backend.tensor(shape.attended)
+        self.kv: Tensor = backend.tensor(shape.kv) if shape.kv else None
+        self.extra: dict[str, Tensor] = {
+            name: backend.tensor(width, wide=True) for name, width in shape.extra
+        }
         self.act: Tensor = backend.tensor(shape.intermediate)
         self.routes: Routes = backend.routes(max(1, shape.experts_per_token))

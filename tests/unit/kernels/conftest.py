@@ -6,7 +6,7 @@ import pytest
 from kernel_oracles import CAPACITY
 
 from kernels_numba.backend import Backend
-from kernels_numba.sequence import SequenceBackend
+from kernels_numba.extended import ExtendedBackend
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +21,8 @@ def backend(backend_name: str) -> Backend:
 
 
 @pytest.fixture
-def sequences(backend: Backend) -> SequenceBackend:
+def extended(backend: Backend) -> ExtendedBackend:
     """The backend, where it has the operations that reach back into a request."""
-    if not isinstance(backend, SequenceBackend):
+    if not isinstance(backend, ExtendedBackend):
         pytest.skip(f"the {backend.name} backend has no windows, convolutions or recurrences")
     return backend

@@ -7,7 +7,7 @@ import pytest
 from kernel_oracles import CAPACITY
 
 from kernels_numba.backend import Norm
-from kernels_numba.sequence import Convolution, DeltaRule
+from kernels_numba.extended import Convolution, DeltaRule
 
 TOKENS = 170
 
@@ -30,7 +30,7 @@ def in_chunks(ops, step: int, slot: int, run) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("taps", "dilation", "silu"), [(4, 1, True), (2, 1, False), (4, 3, True)])
-def test_convolution(sequences, taps, dilation, silu) -> None:
+def test_convolution(extended, taps, dilation, silu) -> None:
     channels = 40
     rng = np.random.default_rng(taps)
     x = rng.standard_normal((TOKENS, channels)).astype(np.float32)
@@ -42,19 +42,19 @@ def test_convolution(sequences, taps, dilation, silu) -> None:
             if at >= 0:
                 wanted[t] += weight[j].astype(np.float64) * x[at]
     wanted = wanted * sigmoid(wanted) if silu else wanted
-    shape = Convolution(sequences.vector(weight), channels, taps, dilation, silu)
+    shape = Convolution(extended.vector(weight), channels, taps, dilation, silu)
 
     def read(step: int, slot: int) -> np.ndarray:
-        source, out = sequences.tensor(channels, wide=True), sequences.tensor(channels, wide=True)
-        ring = sequences.store(3, shape.history + 2, channels, wide=True)
+        source, out = extended.tensor(channels, wide=True), extended.tensor(channels, wide=True)
+        ring = extended.store(3, shape.history + 2, channels, wide=True)
 
         def run(rows, first):
-            sequences.write(source, x[first : first + rows.count])
-            sequences.causal_conv(rows, source, shape, ring, out)
-            sequences.ring_write(rows, source, ring)
-            return sequences.read(out, rows.count)
+            extended.write(source, x[first : first + rows.count])
+            extended.causal_conv(rows, source, shape, ring, out)
+            extended.ring_write(rows, source, ring)
+            return extended.read(out, rows.count)
 
-        return in_chunks(sequences, step, slot, run)
+        return in_chunks(extended, step, slot, run)
 
     alone = read(1, 0)
     np.testing.assert_allclose(alone, wanted, atol=2e-5)
@@ -87,23 +87,23 @@ def oracle(qkv: np.ndarray, decay: np.ndarray, beta: np.ndarray, rule: DeltaRule
 @pytest.mark.parametrize(
     "rule", [DeltaRule(2, 6, 32, 24), DeltaRule(3, 3, 16, 16, channels=16)], ids=["gdn", "kda"]
 )
-def test_gated_delta_rule(sequences, rule) -> None:
+def test_gated_delta_rule(extended, rule) -> None:
     rng = np.random.default_rng(rule.value_heads)
     qkv = rng.standard_normal((TOKENS, rule.qkv_width)).astype(np.float32)
     decay = rng.uniform(0.5, 1.0, (TOKENS, rule.value_heads * rule.channels)).astype(np.float32)
     beta = rng.uniform(0.0, 1.0, (TOKENS, rule.value_heads)).astype(np.float32)
     wanted = oracle(qkv, decay, beta, rule)
-    held = [sequences.tensor(a.shape[1], wide=True) for a in (qkv, decay, beta, wanted)]
-    state = sequences.store(3, rule.value_heads * rule.key_dim, rule.value_dim, wide=True)
+    held = [extended.tensor(a.shape[1], wide=True) for a in (qkv, decay, beta, wanted)]
+    state = extended.store(3, rule.value_heads * rule.key_dim, rule.value_dim, wide=True)
 
     def read(step: int, slot: int) -> np.ndarray:
         def run(rows, first):
             for tensor, values in zip(held, (qkv, decay, beta), strict=False):
-                sequences.write(tensor, values[first : first + rows.count])
-            sequences.gated_delta(rows, held[0], rule, held[1], held[2], state, held[3])
-            return sequences.read(held[3], rows.count)
+                extended.write(tensor, values[first : first + rows.count])
+            extended.gated_delta(rows, held[0], rule, held[1], held[2], state, held[3])
+            return extended.read(held[3], rows.count)
 
-        return in_chunks(sequences, step, slot, run)
+        return in_chunks(extended, step, slot, run)
 
     alone = read(1, 0)
     np.testing.assert_allclose(alone, wanted, atol=1e-5)
@@ -112,23 +112,23 @@ def test_gated_delta_rule(sequences, rule) -> None:
         np.testing.assert_array_equal(read(step, slot), alone)
 
 
-def test_slots_advance_side_by_side(sequences) -> None:
+def test_slots_advance_side_by_side(extended) -> None:
     rule = DeltaRule(1, 2, 16, 16)
     rng = np.random.default_rng(3)
     shapes = (rule.qkv_width, rule.value_heads, rule.value_heads)
     texts = [[rng.uniform(0.1, 1, (40, n)).astype(np.float32) for n in shapes] for _ in range(2)]
-    held = [sequences.tensor(n, wide=True) for n in (*shapes, 32)]
-    state = sequences.store(3, 32, 16, wide=True)
+    held = [extended.tensor(n, wide=True) for n in (*shapes, 32)]
+    state = extended.store(3, 32, 16, wide=True)
 
     def feed(work: list[tuple[int, int]]) -> np.ndarray:
-        rows = sequences.rows(3, 1)
+        rows = extended.rows(3, 1)
         rows.count = len(work)
         rows.slots[: rows.count], rows.positions[: rows.count] = zip(*work, strict=True)
-        sequences.begin(rows)
+        extended.begin(rows)
         for i, tensor in enumerate(held[:3]):
-            sequences.write(tensor, np.stack([texts[slot][i][t] for slot, t in work]))
-        sequences.gated_delta(rows, held[0], rule, held[1], held[2], state, held[3])
-        return sequences.read(held[3], rows.count)
+            extended.write(tensor, np.stack([texts[slot][i][t] for slot, t in work]))
+        extended.gated_delta(rows, held[0], rule, held[1], held[2], state, held[3])
+        return extended.read(held[3], rows.count)
 
     alone = [feed([(slot, t) for t in range(40)]) for slot in range(2)]
     together = feed([(0, t) for t in range(25)] + [(1, t) for t in range(10)])
@@ -140,33 +140,33 @@ def test_slots_advance_side_by_side(sequences) -> None:
     np.testing.assert_array_equal(together[55:], alone[0][25:])
 
 
-def test_gates_and_gated_norm(sequences) -> None:
+def test_gates_and_gated_norm(extended) -> None:
     heads, width = 5, 24
     rng = np.random.default_rng(6)
     ab = 6 * rng.standard_normal((9, 2 * heads)).astype(np.float32)
     rate, bias = (rng.standard_normal(heads).astype(np.float32) for _ in range(2))
-    rows = sequences.rows(1, 1)
+    rows = extended.rows(1, 1)
     rows.count = 9
-    sequences.begin(rows)
-    source, decay, beta = (sequences.tensor(n, wide=True) for n in (2 * heads, heads, heads))
-    sequences.write(source, ab)
-    vectors = sequences.vector(rate), sequences.vector(bias)
-    sequences.delta_gates(rows, source, *vectors, decay, beta)
+    extended.begin(rows)
+    source, decay, beta = (extended.tensor(n, wide=True) for n in (2 * heads, heads, heads))
+    extended.write(source, ab)
+    vectors = extended.vector(rate), extended.vector(bias)
+    extended.delta_gates(rows, source, *vectors, decay, beta)
     a = ab[:, :heads].astype(np.float64) + bias
     keep = np.exp(-np.exp(rate.astype(np.float64)) * np.logaddexp(0, a))
-    np.testing.assert_allclose(sequences.read(decay, 9), keep, rtol=1e-6, atol=1e-30)
-    np.testing.assert_allclose(sequences.read(beta, 9), sigmoid(ab[:, heads:]), rtol=1e-5)
+    np.testing.assert_allclose(extended.read(decay, 9), keep, rtol=1e-6, atol=1e-30)
+    np.testing.assert_allclose(extended.read(beta, 9), sigmoid(ab[:, heads:]), rtol=1e-5)
 
     x, z = (rng.standard_normal((9, heads * width)).astype(np.float32) for _ in range(2))
     weight = rng.standard_normal(width).astype(np.float32)
-    held = [sequences.tensor(heads * width, wide=True) for _ in range(3)]
+    held = [extended.tensor(heads * width, wide=True) for _ in range(3)]
     for tensor, values in zip(held, (x, z), strict=False):
-        sequences.write(tensor, values)
+        extended.write(tensor, values)
     split = x.astype(np.float64).reshape(9, heads, width)
     normed = split / np.sqrt((split**2).mean(-1, keepdims=True) + 1e-6) * weight
     for silu in (False, True):
-        norm = Norm(sequences.vector(weight), 1e-6)
-        sequences.gated_norm(rows, held[0], held[1], norm, heads, held[2], silu=silu)
+        norm = Norm(extended.vector(weight), 1e-6)
+        extended.gated_norm(rows, held[0], held[1], norm, heads, held[2], silu=silu)
         gate = sigmoid(z) * (z if silu else 1)
         wanted = normed.reshape(9, -1) * gate
-        np.testing.assert_allclose(sequences.read(held[2], 9), wanted, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(extended.read(held[2], 9), wanted, rtol=2e-5, atol=1e-6)

@@ -7,7 +7,7 @@ import pytest
 from kernel_oracles import CAPACITY, rotate
 
 from kernels_numba.backend import Attention, kv_row_width
-from kernels_numba.sequence import SequenceBackend
+from kernels_numba.extended import ExtendedBackend
 
 HEADS, KV_HEADS, DIM, VALUE_DIM, ROTATED = 6, 2, 24, 16, 8
 GAP = 5
@@ -43,7 +43,7 @@ def oracle(qkv: np.ndarray, window: int, *, sinks: bool) -> np.ndarray:
 
 
 class Harness:
-    def __init__(self, ops: SequenceBackend, window: int, ring_rows: int, *, sinks: bool) -> None:
+    def __init__(self, ops: ExtendedBackend, window: int, ring_rows: int, *, sinks: bool) -> None:
         self.ops = ops
         self.shape = Attention(
             HEADS,
@@ -89,22 +89,22 @@ class Harness:
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize(("window", "ring_rows"), [(8, 8), (128, 131), (40, 64), (TOKENS, TOKENS)])
 def test_every_chunking_gives_the_oracle_and_the_same_bits(
-    sequences, window, ring_rows, sinks
+    extended, window, ring_rows, sinks
 ) -> None:
     qkv = random_qkv(1)
     wanted = oracle(qkv, window, sinks=sinks)
-    alone = Harness(sequences, window, ring_rows, sinks=sinks).read(1, qkv, 1)
+    alone = Harness(extended, window, ring_rows, sinks=sinks).read(1, qkv, 1)
     np.testing.assert_allclose(alone, wanted, atol=3e-5)
     for step in (7, 64, CAPACITY):
-        got = Harness(sequences, window, ring_rows, sinks=sinks).read(2, qkv, step)
+        got = Harness(extended, window, ring_rows, sinks=sinks).read(2, qkv, step)
         np.testing.assert_array_equal(got, alone)
 
 
-def test_batch_mates_and_earlier_requests_change_nothing(sequences) -> None:
-    harness = Harness(sequences, 40, 48, sinks=True)
+def test_batch_mates_and_earlier_requests_change_nothing(extended) -> None:
+    harness = Harness(extended, 40, 48, sinks=True)
     texts = [random_qkv(seed) for seed in range(3)]
     alone = [harness.read(slot, text, 50) for slot, text in enumerate(texts)]
-    again = Harness(sequences, 40, 48, sinks=True)
+    again = Harness(extended, 40, 48, sinks=True)
     # Slots are used a second time: what their rings hold is of other requests.
     for slot in range(3):
         again.read(slot, random_qkv(9), 100)
@@ -128,10 +128,10 @@ def test_batch_mates_and_earlier_requests_change_nothing(sequences) -> None:
         np.testing.assert_array_equal(np.stack(got[slot]), alone[slot])
 
 
-def test_rows_that_were_drafted_in_vain_are_written_again(sequences) -> None:
+def test_rows_that_were_drafted_in_vain_are_written_again(extended) -> None:
     qkv, vain = random_qkv(1), random_qkv(2)
-    harness = Harness(sequences, 40, 48, sinks=True)
-    wanted = Harness(sequences, 40, 48, sinks=True).read(0, qkv, 1)
+    harness = Harness(extended, 40, 48, sinks=True)
+    wanted = Harness(extended, 40, 48, sinks=True).read(0, qkv, 1)
     for t in range(TOKENS - 9):
         # Eight drafts beyond row t, none of them kept.
         work = [(0, t, qkv[t]), *((0, t + d, vain[t + d]) for d in range(1, 9))]

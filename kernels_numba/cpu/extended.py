@@ -1,4 +1,4 @@
-"""The CPU backend's operations over windows, convolutions and recurrences."""
+"""The CPU backend's operations of `ExtendedBackend`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels_numba.cpu.memory import Block, allocate, grown, padded
 from kernels_numba.cpu.row_handle import RowHandle
 from kernels_numba.cpu.span import SPAN
 from kernels_numba.cpu.store import CpuStore
-from kernels_numba.sequence import Convolution, DeltaRule
+from kernels_numba.extended import Convolution, DeltaRule
 from kernels_numba.weights import VECTOR
 
 
@@ -59,8 +59,8 @@ class Scratch:
         return self._block.stride
 
 
-class CpuSequences:
-    """Implements what `kernels_numba.sequence.SequenceBackend` has beyond a Backend."""
+class CpuExtended:
+    """Implements what `kernels_numba.extended.ExtendedBackend` has beyond a Backend."""
 
     def __init__(self, cores: int) -> None:
         self._scratch = Scratch(cores)
@@ -152,3 +152,11 @@ class CpuSequences:
             x.address, x.stride, rows.count, gate.address, gate.stride, norm.weight.address, heads,
             norm.weight.width, norm.eps, int(silu), out.address, out.stride,
         )  # fmt: skip
+
+    def copy(self, rows: Rows, x: Block, out: Block) -> None:
+        out.array[: rows.count, : x.width] = x.array[: rows.count, : x.width]
+
+    def gate(self, rows: Rows, x: Block, gate: Block, at: int) -> None:
+        delta_kernels.gate_rows(
+            x.address, x.stride, rows.count, x.width, gate.address + 4 * at, gate.stride
+        )

@@ -1,6 +1,7 @@
-"""Operations whose rows reach back into their own request: windows, convolutions, recurrences.
+"""Operations beyond grouped-query attention and experts, which not every backend has yet.
 
-Rows of a slot stand together in a step, in the order of their positions.
+Many reach back into a row's own request: windows, convolutions, recurrences. Rows of a slot stand
+together in a step, in the order of their positions.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class DeltaRule:
 
 
 @runtime_checkable
-class SequenceBackend(Backend, Protocol):
+class ExtendedBackend(Backend, Protocol):
     """A backend that has these operations too."""
 
     def split_rows(
@@ -79,7 +80,7 @@ class SequenceBackend(Backend, Protocol):
     def delta_gates(
         self, rows: Rows, ab: Tensor, log_rate: Tensor, bias: Tensor, decay: Tensor, beta: Tensor
     ) -> None:
-        """Of rows [a | b], per head: decay = exp(−exp(log_rate) · softplus(a + bias)), beta = σ(b)."""
+        """Per head of rows [a | b]: beta = σ(b), decay = exp(−exp(log_rate) softplus(a + bias))."""
 
     def gated_delta(
         self,
@@ -108,3 +109,9 @@ class SequenceBackend(Backend, Protocol):
         silu: bool,
     ) -> None:
         """out[r, h] = norm(x[r, h]) · act(gate[r, h]) for each of `heads`; act: silu or sigmoid."""
+
+    def copy(self, rows: Rows, x: Tensor, out: Tensor) -> None:
+        """out[r] = x[r]."""
+
+    def gate(self, rows: Rows, x: Tensor, gate: Tensor, at: int) -> None:
+        """x[r] *= σ(gate[r, at …]), as many values as x has."""

@@ -1,0 +1,112 @@
+"""Strict reading of config.json: what a family does not know is refused by the field's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any, TypeVar
+
+import msgspec
+
+from dgpp.errors import CheckpointError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+SILENT = frozenset(
+    {
+        "architectures",
+        "model_type",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "initializer_range",
+        "use_cache",
+        "attention_dropout",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "_name_or_path",
+        "output_router_logits",
+        "router_aux_loss_coef",
+    }
+)
+"""Fields that say nothing about the arithmetic."""
+
+MOST = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "num_hidden_layers": 1000,
+    "num_attention_heads": 1 << 14,
+    "num_key_value_heads": 1 << 14,
+    "intermediate_size": 1 << 24,
+    "max_position_embeddings": 1 << 40,
+    "head_dim": 1 << 14,
+}
+"""Sizes are the file's, but a damaged one must not be planned for hours."""
+
+
+def refuse(field: str, what: str) -> CheckpointError:
+    """The error that names a field of config.json."""
+    return CheckpointError(f"config.json: {field} {what}")
+
+
+def read_fields(
+    raw: Mapping[str, Any],
+    kind: type[T],
+    family: str,
+    *,
+    fixed: Mapping[str, tuple[Any, ...]],
+    silent: Set[str] = SILENT,
+    derived: Mapping[str, Any] | None = None,
+) -> T:
+    """`raw` as a `kind`, whose fields are config.json's. `fixed` fields may only have the values
+    named, `silent` ones may say anything; `derived` are fields of `kind` that no file has. Raises
+    CheckpointError naming the field."""
+    found: dict[str, Any] = {}
+    own = derived or {}
+    for field, value in raw.items():
+        if field in fixed:
+            if value not in fixed[field]:
+                raise refuse(field, f"is {value!r}, not {fixed[field][0]!r}")
+        elif field in kind.__struct_fields__ and field not in own:
+            found[field] = value
+        elif field not in silent:
+            raise refuse(field, f"is not known for {family}")
+    try:
+        return msgspec.convert({**found, **own}, kind)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"config.json: {error}") from error
+
+
+def check_range(config: msgspec.Struct, most: Mapping[str, int] = MOST) -> None:
+    """Raises CheckpointError for a size that is below 1 or absurd."""
+    for field, limit in most.items():
+        value = getattr(config, field)
+        if not 1 <= value <= limit:
+            raise refuse(field, f"is {value}, not within 1..{limit}")
+
+
+def check_share(config: msgspec.Struct, whole: str, part: str) -> None:
+    """Raises CheckpointError where `whole` is no multiple of `part`."""
+    if getattr(config, whole) % getattr(config, part):
+        raise refuse(whole, f"is not a multiple of {part}")
+
+
+def check_rotation(field: str, rotated: int, head_dim: int) -> None:
+    """Raises CheckpointError where `rotated` values of a head cannot turn in pairs."""
+    if rotated % 2 or not 0 < rotated <= head_dim:
+        raise refuse(field, f"turns {rotated} of {head_dim} values")
+
+
+def fold_rope(raw: dict[str, Any], fields: Set[str]) -> None:
+    """Fold `rope_parameters` (newer files) into plain fields, which must not contradict it."""
+    parameters = raw.pop("rope_parameters", None)
+    if parameters is None:
+        return
+    if not isinstance(parameters, dict):
+        raise refuse("rope_parameters", "is not an object")
+    for field, value in parameters.items():
+        if field in fields:
+            if raw.setdefault(field, value) != value:
+                raise refuse(f"rope_parameters.{field}", f"is {value!r}, {field} {raw[field]!r}")
+        elif field not in ("rope_type", "type") or value != "default":
+            raise refuse(f"rope_parameters.{field}", f"is {value!r}, which is not supported")

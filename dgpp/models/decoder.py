@@ -1,0 +1,114 @@
+"""What the families of one residual stream share: embedding, layers, final norm, head, drafts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dgpp.checkpoint.formats import BF16, Format
+from dgpp.models.layers.embedding import Embedding
+from dgpp.models.layers.mtp import Layer, MtpLevel
+from dgpp.models.layers.workspace import Workspace, WorkspaceShape
+from dgpp.models.observer import Observer
+from dgpp.models.shard import Split
+from dgpp.models.sources import Linear, WeightSource
+from dgpp.net.collective import Collective
+from dgpp.state.declaration import StateDeclaration
+from dgpp.state.pools import StatePools
+from kernels_numba.backend import Backend, Logits, Matrix, Norm, Rows, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Both ends of a decoder: sizes and tensors. Without `head` the embedding is the head too;
+    `plus` is added to the final norm's weights."""
+
+    vocab: int
+    hidden: int
+    eps: float
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm.weight"
+    head: str = "lm_head"
+    head_format: Format = BF16
+    plus: float = 0.0
+
+
+class Decoder(ABC):
+    """A forward pass over ragged rows. A family sets `layers`, `drafts`, `state`, `workspace` and
+    `rotary` while it is built, and gives its layers their state in `prepare_layers`.
+
+    The head gives logits of the ids `vocabulary`: all of them, or a rank's slice.
+    """
+
+    layers: Sequence[Layer]
+    drafts: Sequence[MtpLevel]
+    state: StateDeclaration
+    workspace: WorkspaceShape
+    rotary: int
+    """Values of the rotary tables per position."""
+
+    def __init__(self, source: WeightSource, ends: Ends) -> None:
+        self.embedding = Embedding(source, ends.embedding, ends.vocab, ends.hidden)
+        self.vocabulary = source.shard.span(Split.VOCABULARY, ends.vocab, "lm_head")
+        norm = source.vector("norms", ends.norm, ends.hidden, plus=ends.plus)
+        self._norm = Norm(norm, ends.eps)
+        self._tied = not ends.head
+        self.head: Matrix = None
+        if ends.head:
+            sizes = (ends.vocab, ends.hidden, ends.head_format)
+            self.head = source.matrix("head", [Linear(ends.head, *sizes, split=Split.VOCABULARY)])
+
+    def prepare(
+        self,
+        backend: Backend,
+        pools: StatePools,
+        positions: int,
+        collective: Collective | None = None,
+    ) -> None:
+        """Allocate activations and tables; `pools` holds what `state` declares."""
+        self.ops = backend
+        if self._tied:
+            own, held = self.vocabulary, self.embedding.held
+            self.head = backend.cut(self.embedding.matrix, own.start - held.start, len(own))
+        self.work = Workspace(backend, self.workspace, collective)
+        self.prepare_layers(backend, pools, positions)
+        for draft in self.drafts:
+            draft.prepare(backend)
+
+    @abstractmethod
+    def prepare_layers(self, backend: Backend, pools: StatePools, positions: int) -> None:
+        """Give every layer, those of draft levels too, its tables and state."""
+
+    def forward(self, rows: Rows, observer: Observer | None = None) -> None:
+        """Run all rows; what each leaves behind goes to its slot's state."""
+        ops, work = self.ops, self.work
+        self.embedding.forward(ops, rows, work, work.x)
+        if observer is not None:
+            observer.hidden(0, rows, work.x)
+        for index, layer in enumerate(self.layers):
+            layer.forward(ops, rows, work, observer)
+            if observer is not None:
+                observer.hidden(index + 1, rows, work.x)
+
+    def forward_layer(self, index: int, rows: Rows, observer: Observer | None = None) -> None:
+        """Run one layer alone on what `work.x` holds, its state included."""
+        self.layers[index].forward(self.ops, rows, self.work, observer)
+
+    def forward_draft(
+        self, level: int, rows: Rows, hidden: Tensor, observer: Observer | None = None
+    ) -> None:
+        """Draft row q from `hidden` of position q and `rows.tokens`, the tokens at q + 1."""
+        self.drafts[level].forward(rows, hidden, self.embedding, self.work, observer)
+
+    def draft_logits(self, level: int, index: Sequence[int], out: Logits) -> None:
+        """Logits [len(index), ids of this rank] of rows of the level's last forward."""
+        self.drafts[level].logits(index, self.head, out)
+
+    def final_hidden(self, rows: Rows, out: Tensor) -> None:
+        """out[r] = the last forward's row r after the final norm."""
+        self.ops.norm(rows, self.work.x, self._norm, out)
+
+    def logits(self, index: Sequence[int], out: Logits) -> None:
+        """Logits [len(index), ids of this rank] of rows `index` of the last forward."""
+        self.ops.head(self.work.x, index, self._norm, self.head, out)
