@@ -108,8 +108,8 @@ def parse(config: dict[str, Any]) -> Glm4MoeConfig:
     raw = dict(config)
     fold_rope(raw, {"rope_theta", "partial_rotary_factor"})
     unquantised = _unquantised(raw)
-    if {"hidden_size", "num_attention_heads"} <= raw.keys():
-        raw.setdefault("head_dim", raw["hidden_size"] // max(1, raw["num_attention_heads"]))
+    if "head_dim" not in raw and {"hidden_size", "num_attention_heads"} <= raw.keys():
+        raw["head_dim"] = raw["hidden_size"] // max(1, raw["num_attention_heads"])
     parsed = read_fields(
         raw, Glm4MoeConfig, "glm4_moe", fixed=FIXED, derived={"unquantised": unquantised}
     )

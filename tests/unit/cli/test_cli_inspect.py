@@ -48,7 +48,9 @@ def test_inspect_names_what_does_not_fit(capsys, tmp_path: Path) -> None:
     (directory / "mtp.safetensors").unlink()
     (directory / "model.safetensors.index.json").unlink()
     assert main(["inspect", str(directory)]) == 1
-    assert "tensor model.layers.4.enorm.weight is missing" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "tensor model.layers.4." in error
+    assert "is missing" in error
 
 
 def test_plan_needs_no_weights(capsys, tmp_path: Path) -> None:
