@@ -19,11 +19,15 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Tool(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool the model is offered. `definition` is the JSON text of what its template shows,
-    members in the client's order; `custom` tools take free text as their one argument `input`."""
+    members in the client's order; `custom` tools take free text as their one argument `input`,
+    held to `grammar` (syntax `regex` or `lark`, text) where there is one. `strict`: the model may
+    not leave the schema."""
 
     name: str
     definition: str
     custom: bool = False
+    strict: bool = False
+    grammar: tuple[str, str] | None = None
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,0 +1,149 @@
+"""Calls of offered tools, in the format of a model, as grammar rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dgpp.grammar.lark import COMPACT, LENIENT, LarkWriter, alternatives
+from dgpp.text.calls.format import ToolFormat
+from dgpp.text.calls.values import ANY, types_of
+from dgpp.text.messages import Tool
+
+_HOLE, _NAME, _KEY = "\ue000", "\ue001", "\ue002"
+"""Stand-ins that the format's own writer is given, to see what stands around name, key, value."""
+
+
+class CallWriter:
+    """Takes the markers of a format from its own writer: what is written is what may be said."""
+
+    def __init__(self, writer: LarkWriter, form: ToolFormat) -> None:
+        self._writer = writer
+        self._form = form
+        empty = form.write(_NAME, {})
+        bare, one = form.write(_NAME, {_KEY: _HOLE}), form.write(_NAME, {_KEY: [_HOLE]})
+        self._head, self._tail = empty.split(_NAME)
+        _, rest = bare.split(_NAME)
+        lead, self._after = _around(rest, _KEY, _HOLE)
+        common = _common_head(rest, empty.split(_NAME)[1])
+        self._middle = common
+        self._before_key = lead[0][len(common) :]
+        self._string_open = lead[1]
+        self._json_open = _around(one.split(_NAME)[1], _KEY, f'["{_HOLE}"]')[0][1]
+        self._end = empty.split(_NAME)[1][len(common) :]
+        self._after = self._after[: len(self._after) - len(self._end)]
+
+    def calls(self, tools: Sequence[Tool], *, several: bool, opened: bool = False) -> str:
+        """One call of any of `tools`, or several one after the other; with `opened` the marker
+        that begins the first is there already."""
+        form, writer = self._form, self._writer
+        marker = form.opening.decode()
+        call = self._any(tools, self._head)
+        if form.again is None:
+            first = self._any(tools, self._head.removeprefix(marker)) if opened else call
+            return f'{first} (("\\n")? {call})*' if several else first
+        opening = writer.literal("\n" if opened else marker + "\n")
+        closing = writer.literal(marker.replace("<", "</", 1))
+        # A lexeme is the longest that fits: the line's end must not begin two of them.
+        line = f'({call} "\\n")'
+        return f"{opening} {line}{'+' if several else ''} {closing}"
+
+    def _any(self, tools: Sequence[Tool], head: str) -> str:
+        return self._writer.rule(alternatives([self._call(tool, head) for tool in tools]))
+
+    def _call(self, tool: Tool, head: str) -> str:
+        writer = self._writer
+        root = json.loads(tool.definition).get("parameters") or {}
+        arguments = self._input(tool) if tool.custom else self._arguments(tool, root)
+        begin = f"{writer.literal(head)} {json.dumps(tool.name)}"
+        middle = f" {writer.literal(self._middle)}" if self._middle else ""
+        end = f" {writer.literal(self._end)}" if self._end else ""
+        return writer.rule(f"{begin}{middle} {arguments}{end}")
+
+    def _arguments(self, tool: Tool, root: Mapping[str, Any]) -> str:
+        """The declared arguments in their order, those that are not required optional."""
+        declared = root.get("properties")
+        properties = declared if isinstance(declared, Mapping) else {}
+        required = root.get("required") or []
+        parts = []
+        for key, schema in properties.items():
+            one = self._argument(key, schema, root, strict=tool.strict)
+            parts.append(one if key in required else f"({one})?")
+        if not properties or root.get("additionalProperties") is True:
+            parts.append(f"({self._free_argument()})*")
+        return " ".join(parts) if parts else '""'
+
+    def _argument(self, key: str, schema: Any, root: Mapping[str, Any], *, strict: bool) -> str:
+        types = types_of(schema, root)
+        if "string" in types:
+            value = self._string(schema) if types == {"string"} else ""
+            if value:
+                return f"{self._opening(key, string=True)} {value} {self._closing()}"
+            text = f"{self._opening(key, string=True)} {self._until_closed()}"
+            if types in (ANY, {"string"}) or self._string_open == self._json_open:
+                return self._writer.rule(text)
+            return self._writer.rule(alternatives([text, self._json(key, schema, root, strict)]))
+        return self._writer.rule(self._json(key, schema, root, strict))
+
+    def _json(self, key: str, schema: Any, root: Mapping[str, Any], strict: bool) -> str:
+        whole = dict(schema) if isinstance(schema, Mapping) else {}
+        whole |= {name: root[name] for name in ("$defs", "definitions") if name in root}
+        value = self._writer.schema(whole, COMPACT if strict else LENIENT)
+        return f"{self._opening(key, string=False)} {value} {self._closing()}"
+
+    def _string(self, schema: Any) -> str:
+        """Where only certain strings are allowed, these; "" where any is."""
+        allowed = None
+        if isinstance(schema, Mapping):
+            allowed = [schema["const"]] if "const" in schema else schema.get("enum")
+        if not isinstance(allowed, list):
+            return ""
+        return alternatives([json.dumps(text) for text in allowed if isinstance(text, str)])
+
+    def _input(self, tool: Tool) -> str:
+        """The free text of a custom tool, or what its own grammar allows."""
+        opening = self._opening("input", string=True)
+        if tool.grammar is None:
+            return f"{opening} {self._until_closed()}"
+        kind, text = tool.grammar
+        writer = self._writer
+        body = writer.rule(f"/{_slashed(text)}/") if kind == "regex" else writer.grammar(text)
+        return f"{opening} {body} {self._closing()}"
+
+    def _free_argument(self) -> str:
+        writer = self._writer
+        key = writer.rule(r"/[A-Za-z0-9_.-]{1,64}/")
+        before = writer.literal(self._before_key)
+        opening = writer.literal(self._string_open)
+        return f"{before} {key} {opening} {self._until_closed()}"
+
+    def _opening(self, key: str, *, string: bool) -> str:
+        return self._writer.literal(
+            self._before_key + key + (self._string_open if string else self._json_open)
+        )
+
+    def _closing(self) -> str:
+        return self._writer.literal(self._after)
+
+    def _until_closed(self) -> str:
+        return self._writer.text_until(self._after)
+
+
+def _around(text: str, key: str, value: str) -> tuple[tuple[str, str], str]:
+    """What stands before the key, between key and value, and behind the value."""
+    before, _, rest = text.partition(key)
+    between, _, after = rest.partition(value)
+    return (before, between), after
+
+
+def _common_head(first: str, second: str) -> str:
+    size = 0
+    while size < min(len(first), len(second)) and first[size] == second[size]:
+        size += 1
+    # A marker is never cut: back to where the last one began.
+    return first[: first.rfind("<", 0, size)] if "<" in first[:size] else first[:size]
+
+
+def _slashed(pattern: str) -> str:
+    return pattern.replace("\\/", "/").replace("/", "\\/")

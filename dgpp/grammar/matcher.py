@@ -1,0 +1,103 @@
+"""Grammars at work: which tokens may come next, for one choice."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from dgpp.errors import DgppError
+
+LIMITS = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=2_000_000,
+    step_lexer_fuel=500_000,
+    step_max_items=100_000,
+    max_lexer_states=100_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+"""What one grammar may cost: about 40 ms to compile, 200 MB of lexer states at the very most."""
+REMEMBERED = 64
+"""Compiled grammars kept for requests to come."""
+
+
+class GrammarError(DgppError, ValueError):
+    """A grammar that cannot be compiled, or whose work exceeds its limits."""
+
+
+class GrammarBrokenError(DgppError):
+    """A committed token that its own mask forbade: the masks and the tokens disagree."""
+
+    exit_status = 2
+
+
+class Matcher:
+    """The state of one choice. After `consume`, `mask` says what may follow."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._words = -(-vocab_size // 32)
+        self._bytes = 4 * self._words
+
+    def mask(self, out: npt.NDArray[np.uint32]) -> None:
+        """Write the ids that may follow into the bits of `out` [⌈vocab / 32⌉].
+
+        Where the grammar cannot go on within its limits nothing may follow: the answer ends.
+        """
+        found = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        out[: self._words] = 0 if self._matcher.is_error() else found[: self._words]
+
+    def consume(self, tokens: Sequence[int]) -> None:
+        """Take in committed tokens. Raises GrammarBrokenError where one was not allowed."""
+        if self._matcher.is_stopped() and not self._matcher.is_error():
+            return
+        if not self._matcher.consume_tokens(list(tokens)):
+            if self.is_spent:
+                return
+            raise GrammarBrokenError(f"grammar: {self._matcher.get_error()[:200]}")
+
+    def rollback(self, count: int) -> None:
+        """Undo the last `count` tokens consumed."""
+        if count and not self._matcher.rollback(count):
+            raise GrammarBrokenError(f"grammar: {self._matcher.get_error()[:200]}")
+
+    @property
+    def is_accepting(self) -> bool:
+        """The answer may end here."""
+        return bool(self._matcher.is_accepting())
+
+    @property
+    def is_spent(self) -> bool:
+        """The grammar's work exceeded its limits while it ran."""
+        return str(self._matcher.stop_reason()) in ("LexerTooComplex", "ParserTooComplex")
+
+
+class Grammars:
+    """Compiles grammars over one vocabulary and remembers the last ones. Safe in threads."""
+
+    def __init__(self, vocabulary: LLTokenizer, remembered: int = REMEMBERED) -> None:
+        self._vocabulary = vocabulary
+        self._remembered = remembered
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def compile(self, grammar: str) -> Matcher:
+        """A fresh matcher. Raises GrammarError saying what is wrong; lets other threads run."""
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is not None:
+                self._compiled.move_to_end(grammar)
+        if found is None:
+            found = LLMatcher(self._vocabulary, grammar, log_level=0, limits=LIMITS)
+            if found.is_error():
+                raise GrammarError(found.get_error().strip())
+            with self._lock:
+                self._compiled[grammar] = found
+                while len(self._compiled) > self._remembered:
+                    self._compiled.popitem(last=False)
+        return Matcher(found.deep_copy(), self._vocabulary.vocab_size)
