@@ -31,6 +31,10 @@ class OperationStream:
     def retire(self, choice_id: str, reason: Finish, produced: int) -> None:
         self._lines.append(f"R {choice_id} {int(reason)} {produced}\n")
 
+    def cache(self, operation: str, owner: str, position: int, snapshot: int) -> None:
+        """A decision of the prefix cache: `X <operation> <owner> <position> <snapshot>`."""
+        self._lines.append(f"X {operation} {owner} {position} {snapshot}\n")
+
     def fold(self) -> None:
         """Fold the lines since the last call."""
         if self._lines:

@@ -20,6 +20,18 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
     arrival: int = 0
 
 
+class Keep(msgspec.Struct, frozen=True, array_like=True):
+    """Copy what `slot` owns beside its blocks to `snapshot`, and block `block` to block `copy`.
+
+    −1 where there is nothing to copy. The state is that after all steps before.
+    """
+
+    slot: int
+    snapshot: int
+    block: int = -1
+    copy: int = -1
+
+
 class PrefillChunk(msgspec.Struct, frozen=True, array_like=True):
     """Read prompt positions [`start`, `start + count`) of `slot`; `last` ends the prompt.
 

@@ -51,14 +51,53 @@ def test_retaining_a_free_block_is_refused():
         BlockPool(2).retain((1,))
 
 
-@given(st.lists(st.tuples(st.sampled_from(["reserve", "retain", "release"]), st.integers(0, 9))))
+def test_what_only_the_cache_holds_is_reclaimable():
+    pool = BlockPool(3)
+    blocks = pool.reserve(2)
+    pool.cache(blocks)
+    assert (pool.cached, pool.reclaimable, pool.free) == (2, 0, 1)
+    pool.release(blocks)
+    assert (pool.cached, pool.reclaimable, pool.free) == (2, 2, 1)
+    pool.retain(blocks[:1])
+    assert pool.reclaimable == 1
+    assert pool.uncache(blocks) == 1
+    assert (pool.cached, pool.reclaimable, pool.free) == (0, 0, 2)
+    pool.check()
+
+
+def test_the_cache_owns_a_block_once_and_nobody_else_gives_it_away():
+    pool = BlockPool(2)
+    blocks = pool.reserve(1)
+    with pytest.raises(BlockOwnershipError, match="block 0 is not cached"):
+        pool.uncache(blocks)
+    pool.cache(blocks)
+    with pytest.raises(BlockOwnershipError, match="block 0 is cached already"):
+        pool.cache(blocks)
+    pool.release(blocks)
+    with pytest.raises(BlockOwnershipError, match="only the cache holds block 0"):
+        pool.release(blocks)
+    pool.check()
+
+
+OPERATIONS = st.sampled_from(["reserve", "retain", "release", "cache", "uncache"])
+
+
+@given(st.lists(st.tuples(OPERATIONS, st.integers(0, 9))))
 def test_books_balance_after_any_sequence(operations):
     pool = BlockPool(12)
     owned: list[tuple[int, ...]] = []
+    cached: list[int] = []
     for operation, number in operations:
         if operation == "reserve":
             if number <= pool.free:
                 owned.append(pool.reserve(number))
+        elif operation == "uncache":
+            if cached:
+                pool.uncache((cached.pop(number % len(cached)),))
+        elif owned and operation == "cache":
+            fresh = [b for b in owned[number % len(owned)] if b not in cached]
+            pool.cache(fresh)
+            cached += fresh
         elif owned and operation == "retain":
             blocks = owned[number % len(owned)]
             pool.retain(blocks)
@@ -66,7 +105,10 @@ def test_books_balance_after_any_sequence(operations):
         elif owned:
             pool.release(owned.pop(number % len(owned)))
         pool.check()
-        assert pool.in_use == len({b for blocks in owned for b in blocks})
+        live = {b for blocks in owned for b in blocks}
+        assert pool.in_use == len(live | set(cached))
+        assert pool.cached == len(cached)
+        assert pool.reclaimable == len(set(cached) - live)
     for blocks in owned:
         pool.release(blocks)
-    assert pool.free == 12
+    assert pool.free + pool.reclaimable == 12

@@ -1,0 +1,424 @@
+"""The prefix cache of one scheduler: which prefixes are kept, who shares them, who gives way.
+
+Pure and alike on every rank: it moves block numbers and snapshot numbers, never bytes. What it
+decides is folded into a digest of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dgpp.cache.entry import Entry, Kind, Node
+from dgpp.cache.ghosts import Ghost, Ghosts
+from dgpp.cache.judge import Judge
+from dgpp.cache.lease import Lease, Match
+from dgpp.cache.retention import Retention
+from dgpp.cache.shape import CacheShape
+from dgpp.cache.statistics import CacheCounters, CacheStatistics
+from dgpp.cache.tree import PrefixTree, blocks_of, matching_entry
+from dgpp.sched.blocks import BlockPool
+from dgpp.sched.operations import OperationStream, Sink
+from dgpp.sched.plan import Keep
+
+CLIMB = 64
+"""Units looked through for the entry that a hit between entries belongs to."""
+
+
+class PrefixCache:
+    """Entries over the blocks of `pool`.
+
+    Per tick first `begin_tick`. A prompt is looked up with `match` and takes what was found with
+    `attach`; `insert` keeps what a choice has computed, `close` what it leaves behind. `reclaim`
+    makes free blocks out of cached ones, least valuable first.
+    """
+
+    def __init__(self, pool: BlockPool, shape: CacheShape, sink: Sink | None = None) -> None:
+        self.shape = shape
+        self.counters = CacheCounters()
+        self.tree = PrefixTree(shape.unit, shape.lookahead)
+        self.ghosts = Ghosts()
+        self.decisions = OperationStream(sink)
+        self._pool = pool
+        self._retention = Retention()
+        self._judge = Judge()
+        self._snapshots = list(range(shape.snapshots - 1, -1, -1))
+        self._entries: dict[int, Entry] = {}
+        self._made = 0
+        self._tick = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def entries(self) -> list[Entry]:
+        """All of them, oldest first."""
+        return list(self._entries.values())
+
+    def statistics(self) -> CacheStatistics:
+        pool = self._pool
+        return CacheStatistics(len(self._entries), pool.cached, pool.reclaimable, self.counters)
+
+    def begin_tick(self) -> None:
+        """Entries that the tick before lent may give way again."""
+        self._tick += 1
+
+    # Looking up --------------------------------------------------------------------------------
+
+    def match(self, ids: bytes, tokens: int) -> Match:
+        """The longest prefix of the `tokens` packed `ids` that is cached, the last id excluded."""
+        shape, tree = self.shape, self.tree
+        most = shape.floor(tokens - 1)
+        node = tree.walk(ids, most)
+        entry = matching_entry(node, ids, most, shape.unit)
+        if not shape.paged_only:
+            while entry is None and node.parent is not None:
+                node = node.parent
+                entry = matching_entry(node, ids, most, shape.unit)
+        path = tree.path(node)
+        found = node.depth * shape.unit
+        decoded = sum(shape.unit for each in path if each.decoded)
+        if entry is None or not entry.tail:
+            snapshot = -1 if entry is None or shape.paged_only else entry.snapshot
+            return Match(node, entry, found, blocks_of(path), snapshot, -1, decoded)
+        if entry.kind is Kind.CLOSE:
+            decoded += entry.position - found
+        snapshot = -1 if shape.paged_only else entry.snapshot
+        return Match(
+            node, entry, entry.position, blocks_of(path), snapshot, entry.tail_block, decoded
+        )
+
+    def missed(self, ids: bytes, tokens: int, match: Match) -> Ghost | None:
+        """The longest evicted prefix of the prompt that goes beyond `match`."""
+        found = None
+        if len(self.ghosts):
+            most = self.shape.floor(tokens - 1)
+            for position, digest in self.tree.digests(ids, match.node, most):
+                ghost = self.ghosts.take(digest)
+                if ghost is not None and ghost.position >= position:
+                    found = ghost
+        return found
+
+    def attach(self, match: Match, owner: str, missed: Ghost | None = None) -> Lease:
+        """Give `owner` what `match` found: its blocks get one more owner."""
+        counters = self.counters
+        lease = Lease(match.node)
+        if missed is not None:
+            self._returned(lease, missed.line, missed.used)
+        if not match.tokens:
+            counters.misses += 1
+            return lease
+        counters.hits += 1
+        counters.tokens_saved += match.tokens
+        self._pool.retain(match.blocks)
+        entry = match.entry or self._entry_near(match.node)
+        if entry is not None and entry.number in self._entries:
+            self._use(entry, lease, match, learn=missed is None)
+        if match.snapshot >= 0:
+            counters.arena_attaches += 1
+        self._note("attach", owner, match.tokens, match.snapshot)
+        return lease
+
+    def _use(self, entry: Entry, lease: Lease, match: Match, *, learn: bool) -> None:
+        """`entry` is what `match` found, or the nearest to it."""
+        retention, exact = self._retention, match.entry is not None
+        beside = not exact and match.tokens + 2 * self.shape.unit > entry.asked
+        if not (exact or beside or entry.kind.anchor):
+            return
+        hits, settled = retention.standing(entry)
+        if learn and not entry.kind.anchor:
+            self._returned(lease, entry.line, entry.used)
+        entry.tick = self._tick
+        if beside and not entry.kind.anchor:
+            # The conversation goes on beside the end of its last turn, as templates make it that
+            # leave out earlier reasoning. That end has had its day.
+            retention.pass_over(entry)
+        else:
+            retention.touch(entry)
+        if not entry.kind.anchor:
+            lease.hits, lease.settled = hits + 1, settled
+            lease.entry = entry if exact else None
+
+    def _returned(self, lease: Lease, line: int, used: int) -> None:
+        retention = self._retention
+        lease.line = line
+        retention.returned(used)
+        if self._judge.returns(line, used, retention.weight):
+            retention.keep(self._judge.keeping)
+
+    def _entry_near(self, node: Node) -> Entry | None:
+        """The entry whose way leads through `node`, where there is one only; else the one above."""
+        below = node
+        for _ in range(CLIMB):
+            if len(below.children) != 1:
+                break
+            (below,) = below.children.values()
+            if below.entries:
+                return next(iter(below.entries.values()))
+        for _ in range(CLIMB):
+            if node.entries or node.parent is None:
+                break
+            node = node.parent
+        return next(iter(node.entries.values()), None)
+
+    # Keeping -----------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        lease: Lease,
+        owner: str,
+        ids: bytes,
+        blocks: Sequence[int],
+        position: int,
+        kind: Kind,
+        *,
+        read: int,
+        slot: int = -1,
+    ) -> Keep | None:
+        """Keep the first `position` tokens of the packed `ids`, whose state `blocks` hold.
+
+        `ids` go on for the lookahead. The prompt has `read` tokens: rows from there on were written
+        by decode. Rings and fixed state come from the lease's rolling snapshot where it is at
+        `position`, else from `slot`. Returns what the engine must copy, None for nothing.
+        """
+        shape, tree = self.shape, self.tree
+        depth, rest = divmod(position, shape.unit)
+        known_way = not lease.node.gone and lease.node.depth <= depth
+        node = tree.walk(ids, position, lease.node if known_way else None)
+        key = tree.tail(ids, node, position) if node.depth == depth and rest else b""
+        if node.depth == depth and (known := node.entries.get(key)) is not None:
+            self.counters.duplicates += 1
+            self._continue(lease, node, known)
+            return None
+        taken = self._take_snapshot(lease, position)
+        if taken < 0:
+            self.counters.skipped_no_slot += 1
+            return None
+        copy = self._tail_copy() if rest else -1
+        if rest and copy < 0:
+            self.counters.skipped_no_block += 1
+            self._give_back(lease, taken)
+            return None
+        if node.gone:
+            # The snapshot was the one of an entry on this way.
+            node = tree.walk(ids, position)
+        made = 0
+        while node.depth < depth:
+            node = self._grow(node, ids, blocks, read)
+            made += 1
+        weight = max(1, made) if shape.paged_only else 1
+        entry = Entry(self._made, node, position, kind, taken, weight, asked=read)
+        entry.tail, entry.tail_block = tree.tail(ids, node, position), copy
+        self._made += 1
+        self._admit(entry, lease)
+        self._count(kind)
+        self._note(kind.value, owner, position, taken)
+        return self._keep(lease, slot, taken, blocks[depth * shape.unit_blocks :], copy)
+
+    def _grow(self, node: Node, ids: bytes, blocks: Sequence[int], read: int) -> Node:
+        start = node.depth * self.shape.unit_blocks
+        held = tuple(blocks[start : start + self.shape.unit_blocks])
+        self._pool.cache(held)
+        child = self.tree.grow(node, self.tree.key(ids, node.depth), held)
+        child.decoded = child.depth * self.shape.unit > read
+        return child
+
+    def _admit(self, entry: Entry, lease: Lease) -> None:
+        """Put `entry` into its place, and let it replace what it continues."""
+        entry.node.entries[entry.tail] = entry
+        self._entries[entry.number] = entry
+        entry.tick = self._tick
+        lease.node = entry.node
+        retention, paged = self._retention, self.shape.paged_only
+        if entry.kind.anchor:
+            retention.add(entry, entry.weight if paged else 0)
+            if not paged:
+                lease.anchors.append(entry)
+            return
+        old, lease.entry = lease.entry, entry
+        if old is not None and not self._leads_to(old, entry):
+            old = None
+        came = entry.weight if paged or old is None else 0
+        retention.add(entry, came, lease.hits, settled=lease.settled)
+        for anchor in lease.anchors:
+            # A snapshot for other prompts is worth its room once one of them came.
+            if self._leads_to(anchor, entry) and not retention.standing(anchor)[0]:
+                retention.replace(anchor, entry)
+        lease.anchors.clear()
+        if lease.line < 0:
+            lease.line = entry.number
+        entry.line = lease.line
+        if old is not None:
+            retention.replace(old, entry)
+            if paged:
+                # What it kept lies on the way of the new one, where any cut can be shared.
+                retention.resize(entry, entry.weight + old.weight)
+                self._forget(old)
+        self._judge.put(entry.line, entry.weight, retention.weight)
+
+    def _continue(self, lease: Lease, node: Node, known: Entry) -> None:
+        lease.node = node
+        known.tick = self._tick
+        if not known.kind.anchor:
+            lease.entry = known
+
+    def _leads_to(self, old: Entry, new: Entry) -> bool:
+        """Whether `old` is still there, on the way to `new` and on no other."""
+        node: Node | None = new.node
+        if old.number not in self._entries:
+            return False
+        while node is not None and node.depth > old.node.depth:
+            node = node.parent
+        return node is old.node and not old.tail and len(node.children) <= 1
+
+    def _count(self, kind: Kind) -> None:
+        if kind is Kind.CLOSE:
+            self.counters.close_entries += 1
+        else:
+            self.counters.snapshots += 1
+            self.counters.head_snapshots += kind is Kind.HEAD
+
+    def _keep(
+        self, lease: Lease, slot: int, taken: int, beyond: Sequence[int], copy: int
+    ) -> Keep | None:
+        fixed = not self.shape.paged_only
+        if fixed and taken == lease.rolling:
+            lease.rolling = -1
+            fixed = False
+        if fixed:
+            self.counters.arena_snapshots += 1
+        if not fixed and copy < 0:
+            return None
+        source = beyond[0] if copy >= 0 else -1
+        return Keep(slot, taken if fixed else -1, source, copy)
+
+    def roll(self, lease: Lease, owner: str, slot: int, position: int) -> Keep | None:
+        """Copy what `slot` owns after `position` tokens, for the entry that its end will make."""
+        if lease.rolling < 0:
+            lease.rolling = self._free_snapshot()
+            if lease.rolling < 0:
+                self.counters.skipped_no_slot += 1
+                return None
+        lease.rolling_at = position
+        self.counters.rolling_snapshots += 1
+        self.counters.arena_snapshots += 1
+        self._note("rolling", owner, position, lease.rolling)
+        return Keep(slot, lease.rolling)
+
+    def leave(self, lease: Lease) -> None:
+        """The choice is gone; what it kept for itself is free."""
+        if lease.rolling >= 0:
+            self._snapshots.append(lease.rolling)
+            lease.rolling = -1
+
+    def _take_snapshot(self, lease: Lease, position: int) -> int:
+        if lease.rolling >= 0 and lease.rolling_at == position:
+            return lease.rolling
+        return self._free_snapshot()
+
+    def _give_back(self, lease: Lease, snapshot: int) -> None:
+        if snapshot != lease.rolling:
+            self._snapshots.append(snapshot)
+
+    def _free_snapshot(self) -> int:
+        if not self._snapshots:
+            victim = self._retention.pick(lambda entry: entry.tick != self._tick)
+            if victim is not None:
+                self._evict(victim)
+        return self._snapshots.pop() if self._snapshots else -1
+
+    def _tail_copy(self) -> int:
+        """A block of the cache's own, where one is free."""
+        if not self._pool.free:
+            return -1
+        block = self._pool.reserve(1)
+        self._pool.cache(block)
+        self._pool.release(block)
+        return block[0]
+
+    # Giving way --------------------------------------------------------------------------------
+
+    def reclaim(self, blocks: int) -> bool:
+        """Evict until `blocks` are free; False where the cache holds too little for that."""
+        pool = self._pool
+        while pool.free < blocks:
+            if not pool.reclaimable:
+                return False
+            victim = self._retention.pick(self._frees) or self._retention.pick(self._is_leaf)
+            if victim is None:
+                return False
+            if self.shape.paged_only:
+                self._trim(victim, blocks)
+            else:
+                self._evict(victim)
+        return True
+
+    def _is_leaf(self, entry: Entry) -> bool:
+        """Whether something above `entry` may come free when it goes.
+
+        What this tick's plan copies from must stay as it is until that plan has run.
+        """
+        copied = not self.shape.paged_only or entry.tail_block >= 0
+        return not entry.node.children and not (copied and entry.tick == self._tick)
+
+    def _frees(self, entry: Entry) -> bool:
+        """Whether blocks come free at once when `entry` goes."""
+        if not self._is_leaf(entry):
+            return False
+        last = entry.tail_block if entry.tail_block >= 0 else entry.node.blocks[-1]
+        return self._pool.references(last) == 1
+
+    def _trim(self, entry: Entry, blocks: int) -> None:
+        """Shorten `entry` unit by unit until `blocks` are free; where nothing is left, it goes."""
+        node, pool, least = entry.node, self._pool, max(self.shape.min_tokens, 1)
+        self._note_eviction(entry)
+        del node.entries[entry.tail]
+        weight = entry.weight - bool(entry.tail)
+        self._drop_tail(entry)
+        while not node.children and not node.entries and node.parent is not None:
+            rest = node.depth * self.shape.unit
+            if rest >= least and pool.free >= blocks:
+                entry.node, entry.position, entry.tail = node, rest, b""
+                node.entries[b""] = entry
+                self._retention.resize(entry, max(1, weight))
+                return
+            above = node.parent
+            self._drop(node)
+            weight -= 1
+            node = above
+        self._lose(entry)
+
+    def _evict(self, entry: Entry) -> None:
+        node = entry.node
+        self._note_eviction(entry)
+        self._forget(entry)
+        while not node.children and not node.entries and node.parent is not None:
+            above = node.parent
+            self._drop(node)
+            node = above
+
+    def _drop(self, node: Node) -> None:
+        self._pool.uncache(node.blocks)
+        self.tree.remove(node)
+
+    def _drop_tail(self, entry: Entry) -> None:
+        if entry.tail_block >= 0:
+            self._pool.uncache((entry.tail_block,))
+            entry.tail_block = -1
+
+    def _forget(self, entry: Entry) -> None:
+        """Take `entry` out; its nodes stay."""
+        del entry.node.entries[entry.tail]
+        self._drop_tail(entry)
+        self._lose(entry)
+
+    def _lose(self, entry: Entry) -> None:
+        del self._entries[entry.number]
+        self._retention.remove(entry)
+        self._snapshots.append(entry.snapshot)
+
+    def _note_eviction(self, entry: Entry) -> None:
+        self.counters.evictions += 1
+        self.ghosts.add(entry.node.digest, entry.position, entry.line, entry.used)
+        self._note("evict", str(entry.number), entry.position, entry.snapshot)
+
+    def _note(self, operation: str, owner: str, position: int, snapshot: int) -> None:
+        self.decisions.cache(operation, owner, position, snapshot)
