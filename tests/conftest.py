@@ -1,11 +1,21 @@
-"""What all tests share: `backend_name` runs a test once on every backend that this machine has."""
+"""What all tests share: `backend_name` runs a test once on every backend that this machine has.
+
+With DGPP_TEST_EMULATED=1 that is the CUDA backend alone, its kernels compiled for the host.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 from functools import cache
 
 import pytest
+
+EMULATED = os.environ.get("DGPP_TEST_EMULATED") == "1"
+if EMULATED:
+    from emulator.backend import install
+
+    install()
 
 
 def pytest_configure() -> None:
@@ -20,6 +30,8 @@ def backend_names() -> tuple[str, ...]:
     from kernels_numba.gpu.device import installed, open_device
     from kernels_numba.gpu.errors import CudaError
 
+    if EMULATED:
+        return ("cuda",)
     names = []
     try:
         import numba  # noqa: F401 - only whether it loads

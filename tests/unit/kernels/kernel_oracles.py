@@ -5,12 +5,16 @@ Rows are multiples of bf16's steps: a backend with bf16 activations gets what th
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from kernels_numba.bf12 import narrow
 from kernels_numba.weights import LAYOUTS, Form, Part
 
 CAPACITY = 150
+MANY_ROWS = 600 if os.environ.get("DGPP_TEST_EMULATED") == "1" else 10_000
+"""Rows of weights that fill any device; an emulated one is small."""
 EXACT, NARROW = 2e-5, 1e-2
 """Errors relative to the largest value: float32 sums; bf16 somewhere on the way."""
 

@@ -7,6 +7,7 @@ import pytest
 from kernel_oracles import (
     CAPACITY,
     EXACT,
+    MANY_ROWS,
     bf16_rows,
     close,
     random_part,
@@ -87,7 +88,7 @@ def test_k_that_is_no_multiple_of_a_vector(backend) -> None:
 
 
 @pytest.mark.parametrize("count", [7, 16, 30, CAPACITY])
-@pytest.mark.parametrize("n", [40, 5000])
+@pytest.mark.parametrize("n", [40, MANY_ROWS // 2])
 def test_gated_is_silu_gate_times_up(backend, form, count, n) -> None:
     k = whole_groups(form, 64)
     gate, gate_values = random_part(form, n, k, 3)
@@ -121,7 +122,7 @@ def test_join_stands_rows_side_by_side(backend) -> None:
 
 
 # Few and many rows of weights: a GPU's kernel differs by how many blocks there are.
-@pytest.mark.parametrize("shape", [(70, 96), (40, 1664), (10_000, 192)])
+@pytest.mark.parametrize("shape", [(70, 96), (40, 1664), (MANY_ROWS, 192)])
 def test_a_row_has_the_same_bits_in_every_batch(backend, form, shape) -> None:
     n, k = shape[0], whole_groups(form, shape[1])
     part, _ = random_part(form, n, k, 7)

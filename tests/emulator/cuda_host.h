@@ -1,0 +1,486 @@
+// CUDA C++ on a host compiler: a block's threads are fibers of one thread, run in turn until each
+// waits for the others. What the kernels of this project use is here, and nothing else.
+#include <math.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <deque>
+#include <vector>
+
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __noinline__
+#define __restrict__
+#define __constant__
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+#define __CUDA_ARCH__ 800
+// Blocks run one after the other, so one place per declaration is a block's own.
+#define __shared__ static
+
+namespace emulated {
+
+struct Index {
+    unsigned x, y, z;
+};
+
+constexpr int MOST_THREADS = 1024;
+constexpr size_t STACK = 256 << 10;
+constexpr size_t MOST_SHARED = 232448;
+
+enum State : unsigned char { READY, AT_WARP, AT_BLOCK, ENDED };
+
+struct Fiber {
+    jmp_buf place;
+    State state;
+    const void* site;
+};
+
+// An asynchronous copy: done when its thread waits for its group, and not before.
+struct Copy {
+    void* to;
+    const void* from;
+    int size;
+};
+
+// What the lanes of a warp show one another.
+struct Warp {
+    uint64_t slots[32];
+    double left[16][16], right[8][16];
+};
+
+alignas(1024) static unsigned char memory[MOST_SHARED];
+static Fiber fibers[MOST_THREADS];
+static Warp warps[MOST_THREADS / 32];
+static std::vector<Copy> uncommitted[MOST_THREADS];
+static std::deque<std::vector<Copy>> groups[MOST_THREADS];
+static jmp_buf scheduler;
+static int current, threads;
+static void (*body)(const uint64_t*);
+static const uint64_t* arguments;
+static char* stacks;
+static char failure[200];
+
+inline void* dynamic_shared() { return memory; }
+
+// Addresses of shared memory have 32 bits: distances from this place, all being in one file.
+inline uint32_t shared_offset(const void* pointer) {
+    return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - memory);
+}
+
+inline void* shared_pointer(uint32_t offset) {
+    return memory + static_cast<int32_t>(offset);
+}
+
+inline void yield(State state, const void* site) {
+    fibers[current].state = state;
+    fibers[current].site = site;
+    if (_setjmp(fibers[current].place) == 0) _longjmp(scheduler, 1);
+}
+
+inline void warp_barrier() { yield(AT_WARP, nullptr); }
+
+inline Warp& own_warp() { return warps[current / 32]; }
+inline int own_lane() { return current % 32; }
+
+}  // namespace emulated
+
+static emulated::Index threadIdx, blockIdx, blockDim, gridDim;
+constexpr int warpSize = 32;
+
+namespace emulated {
+
+inline void enter() {
+    body(arguments);
+    fibers[current].state = ENDED;
+    _longjmp(scheduler, 1);
+}
+
+inline void start(int thread) {
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stacks + static_cast<size_t>(thread) * STACK;
+    context.uc_stack.ss_size = STACK;
+    context.uc_link = nullptr;
+    makecontext(&context, enter, 0);
+    current = thread;
+    threadIdx = {static_cast<unsigned>(thread), 0, 0};
+    if (_setjmp(scheduler) == 0) setcontext(&context);
+}
+
+inline void resume(int thread) {
+    current = thread;
+    threadIdx = {static_cast<unsigned>(thread), 0, 0};
+    fibers[thread].state = READY;
+    if (_setjmp(scheduler) == 0) _longjmp(fibers[thread].place, 1);
+}
+
+// Lets the threads first ... last - 1 that wait for `state` go on, once all that live do, and at the
+// same place. False where some wait for something else.
+inline bool release(int first, int last, State state) {
+    const void* site = nullptr;
+    bool any = false;
+    for (int thread = first; thread < last; ++thread) {
+        const Fiber& fiber = fibers[thread];
+        if (fiber.state == ENDED) continue;
+        if (fiber.state != state || (any && fiber.site != site)) return false;
+        site = fiber.site;
+        any = true;
+    }
+    if (!any) return false;
+    for (int thread = first; thread < last; ++thread) {
+        if (fibers[thread].state == state) fibers[thread].state = READY;
+    }
+    return true;
+}
+
+inline bool run_block() {
+    for (int thread = 0; thread < threads; ++thread) {
+        uncommitted[thread].clear();
+        groups[thread].clear();
+        start(thread);
+    }
+    for (;;) {
+        bool moved = false, live = false;
+        for (int first = 0; first < threads; first += 32) {
+            const int last = first + 32 < threads ? first + 32 : threads;
+            // Exchanges inside a warp are many: it runs until it ends or waits for the block.
+            while (release(first, last, AT_WARP)) {
+                moved = true;
+                for (int thread = first; thread < last; ++thread) {
+                    if (fibers[thread].state == READY) resume(thread);
+                }
+            }
+            for (int thread = first; thread < last; ++thread) live |= fibers[thread].state != ENDED;
+        }
+        if (!live) return true;
+        if (release(0, threads, AT_BLOCK)) {
+            moved = true;
+            for (int thread = 0; thread < threads; ++thread) {
+                if (fibers[thread].state == READY) resume(thread);
+            }
+        }
+        if (!moved) {
+            snprintf(failure, sizeof failure,
+                     "block (%u, %u, %u): threads wait for one another at different places",
+                     blockIdx.x, blockIdx.y, blockIdx.z);
+            return false;
+        }
+    }
+}
+
+template <typename T>
+inline T word_as(uint64_t word) {
+    T value;
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+template <size_t... I>
+struct Sequence {};
+template <size_t N, size_t... I>
+struct Counted : Counted<N - 1, N - 1, I...> {};
+template <size_t... I>
+struct Counted<0, I...> {
+    typedef Sequence<I...> type;
+};
+
+template <typename... A, size_t... I>
+inline void invoke(void (*kernel)(A...), const uint64_t* words, Sequence<I...>) {
+    kernel(word_as<A>(words[I])...);
+}
+
+template <typename... A>
+inline void invoke(void (*kernel)(A...), const uint64_t* words) {
+    invoke(kernel, words, typename Counted<sizeof...(A)>::type());
+}
+
+template <typename... A>
+constexpr int count_of(void (*)(A...)) {
+    return sizeof...(A);
+}
+
+// Null, or what went wrong.
+inline const char* launch(void (*entry)(const uint64_t*), const unsigned* grid, unsigned block,
+                          unsigned shared, const uint64_t* words) {
+    if (block == 0 || block > MOST_THREADS) return "a block has 1 to 1,024 threads";
+    if (shared > MOST_SHARED) return "more shared memory than a block can have";
+    if (stacks == nullptr) {
+        void* got = mmap(nullptr, MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (got == MAP_FAILED) return "no memory for stacks";
+        stacks = static_cast<char*>(got);
+    }
+    body = entry;
+    arguments = words;
+    threads = static_cast<int>(block);
+    blockDim = {block, 1, 1};
+    gridDim = {grid[0], grid[1], grid[2]};
+    for (unsigned z = 0; z < grid[2]; ++z) {
+        for (unsigned y = 0; y < grid[1]; ++y) {
+            for (unsigned x = 0; x < grid[0]; ++x) {
+                blockIdx = {x, y, z};
+                // Whoever reads what nobody wrote gets NaN.
+                memset(memory, 0xff, shared);
+                if (!run_block()) return failure;
+            }
+        }
+    }
+    return nullptr;
+}
+
+}  // namespace emulated
+
+// Vector types ---------------------------------------------------------------------------------
+
+#define EMULATED_VECTOR(NAME, T)                                                                  \
+    struct alignas(2 * sizeof(T)) NAME##2 { T x, y; };                                            \
+    struct alignas(4 * sizeof(T)) NAME##4 { T x, y, z, w; };                                      \
+    inline NAME##2 make_##NAME##2(T x, T y) { return {x, y}; }                                    \
+    inline NAME##4 make_##NAME##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+EMULATED_VECTOR(int, int)
+EMULATED_VECTOR(uint, unsigned)
+EMULATED_VECTOR(float, float)
+EMULATED_VECTOR(double, double)
+
+// Arithmetic -----------------------------------------------------------------------------------
+
+template <typename To, typename From>
+inline To emulated_bits(From value) {
+    static_assert(sizeof(To) == sizeof(From), "sizes differ");
+    To result;
+    memcpy(&result, &value, sizeof result);
+    return result;
+}
+
+inline float __uint_as_float(unsigned v) { return emulated_bits<float>(v); }
+inline float __int_as_float(int v) { return emulated_bits<float>(v); }
+inline unsigned __float_as_uint(float v) { return emulated_bits<unsigned>(v); }
+inline int __float_as_int(float v) { return emulated_bits<int>(v); }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float a) { return sqrtf(a); }
+inline float __expf(float a) { return expf(a); }
+inline float rsqrtf(float a) { return 1.0f / sqrtf(a); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
+inline int __ffs(int v) { return __builtin_ffs(v); }
+inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz(static_cast<unsigned>(v)); }
+template <typename T>
+inline T __ldg(const T* from) { return *from; }
+inline size_t __cvta_generic_to_shared(const void* p) { return emulated::shared_offset(p); }
+
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    const uint64_t both = static_cast<uint64_t>(b) << 32 | a;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned pick = selector >> (4 * i) & 15u;
+        unsigned byte = both >> (8 * (pick & 7u)) & 255u;
+        if (pick & 8u) byte = byte & 128u ? 255u : 0u;
+        result |= byte << (8 * i);
+    }
+    return result;
+}
+
+template <typename A, typename B>
+inline auto min(A a, B b) -> decltype(a + b) {
+    typedef decltype(a + b) T;
+    return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(a) : static_cast<T>(b);
+}
+template <typename A, typename B>
+inline auto max(A a, B b) -> decltype(a + b) {
+    typedef decltype(a + b) T;
+    return static_cast<T>(a) > static_cast<T>(b) ? static_cast<T>(a) : static_cast<T>(b);
+}
+
+template <typename T>
+inline T atomicAdd(T* to, T value) {
+    const T before = *to;
+    *to = before + value;
+    return before;
+}
+template <typename T>
+inline T atomicMax(T* to, T value) {
+    const T before = *to;
+    if (value > before) *to = value;
+    return before;
+}
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+
+// Exchanges ------------------------------------------------------------------------------------
+
+// The call's own address tells places apart: inlined, each use has its own label.
+#define __syncthreads()                                                                           \
+    do {                                                                                          \
+        static const char site = 0;                                                               \
+        emulated::yield(emulated::AT_BLOCK, &site);                                               \
+    } while (0)
+inline void __syncwarp(unsigned = 0xffffffffu) { emulated::warp_barrier(); }
+
+template <typename T>
+inline T emulated_from(T value, int lane) {
+    static_assert(sizeof(T) <= 8, "a lane shows 8 bytes");
+    emulated::Warp& warp = emulated::own_warp();
+    uint64_t word = 0;
+    memcpy(&word, &value, sizeof value);
+    warp.slots[emulated::own_lane()] = word;
+    emulated::warp_barrier();
+    const T found = emulated::word_as<T>(warp.slots[lane & 31]);
+    emulated::warp_barrier();
+    return found;
+}
+template <typename T>
+inline T __shfl_sync(unsigned, T value, int lane) { return emulated_from(value, lane); }
+template <typename T>
+inline T __shfl_xor_sync(unsigned, T value, int mask) {
+    return emulated_from(value, emulated::own_lane() ^ mask);
+}
+template <typename T>
+inline T __shfl_up_sync(unsigned, T value, int step) {
+    const int lane = emulated::own_lane();
+    return emulated_from(value, lane < step ? lane : lane - step);
+}
+template <typename T>
+inline T __shfl_down_sync(unsigned, T value, int step) {
+    const int lane = emulated::own_lane();
+    return emulated_from(value, lane + step > 31 ? lane : lane + step);
+}
+
+inline unsigned __ballot_sync(unsigned, int predicate) {
+    emulated::Warp& warp = emulated::own_warp();
+    warp.slots[emulated::own_lane()] = predicate != 0;
+    emulated::warp_barrier();
+    unsigned found = 0;
+    const int first = emulated::current / 32 * 32;
+    for (int lane = 0; lane < 32 && first + lane < emulated::threads; ++lane) {
+        if (emulated::fibers[first + lane].state != emulated::ENDED && warp.slots[lane] != 0) {
+            found |= 1u << lane;
+        }
+    }
+    emulated::warp_barrier();
+    return found;
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
+
+// Instructions: `asm` statements become calls of these, operands in order -----------------------
+
+inline unsigned emulated_bf16(float value) {
+    const unsigned bits = __float_as_uint(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;
+    return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+inline float emulated_float(unsigned bits) { return __uint_as_float((bits & 0xffffu) << 16); }
+
+inline void ptx_cvt_rn_bf16x2_f32(unsigned& packed, float high, float low) {
+    packed = emulated_bf16(high) << 16 | emulated_bf16(low);
+}
+
+inline void ptx_fma_rn_bf16x2(unsigned& out, unsigned a, unsigned b, unsigned c) {
+    unsigned result = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+        const float value = fmaf(emulated_float(a >> shift), emulated_float(b >> shift),
+                                 emulated_float(c >> shift));
+        result |= emulated_bf16(value) << shift;
+    }
+    out = result;
+}
+
+inline void ptx_mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(
+    float& c0, float& c1, float& c2, float& c3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+    unsigned b0, unsigned b1) {
+    emulated::Warp& warp = emulated::own_warp();
+    const int lane = emulated::own_lane(), g = lane / 4, t = lane % 4;
+    const unsigned left[4] = {a0, a1, a2, a3}, right[2] = {b0, b1};
+    for (int part = 0; part < 2; ++part) {
+        for (int item = 0; item < 4; ++item) {
+            warp.left[g + item % 2 * 8][2 * t + part + item / 2 * 8] =
+                emulated_float(left[item] >> (16 * part));
+        }
+        for (int item = 0; item < 2; ++item) {
+            warp.right[g][2 * t + part + item * 8] = emulated_float(right[item] >> (16 * part));
+        }
+    }
+    emulated::warp_barrier();
+    float* sums[4] = {&c0, &c1, &c2, &c3};
+    for (int item = 0; item < 4; ++item) {
+        const double* row = warp.left[g + item / 2 * 8];
+        const double* column = warp.right[2 * t + item % 2];
+        // Products of bf16 values and their sums are exact enough in any order.
+        double part[4] = {};
+        for (int k = 0; k < 16; ++k) part[k % 4] += row[k] * column[k];
+        *sums[item] = static_cast<float>(*sums[item] + ((part[0] + part[1]) + (part[2] + part[3])));
+    }
+    emulated::warp_barrier();
+}
+
+inline void ptx_ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(
+    unsigned& r0, unsigned& r1, unsigned& r2, unsigned& r3, unsigned address) {
+    emulated::Warp& warp = emulated::own_warp();
+    const int lane = emulated::own_lane();
+    warp.slots[lane] = address;
+    emulated::warp_barrier();
+    unsigned* out[4] = {&r0, &r1, &r2, &r3};
+    for (int matrix = 0; matrix < 4; ++matrix) {
+        unsigned word = 0;
+        for (int half = 0; half < 2; ++half) {
+            const int row = 2 * (lane % 4) + half;
+            const void* from = emulated::shared_pointer(static_cast<uint32_t>(warp.slots[8 * matrix + row]));
+            word |= static_cast<unsigned>(static_cast<const uint16_t*>(from)[lane / 4]) << (16 * half);
+        }
+        *out[matrix] = word;
+    }
+    emulated::warp_barrier();
+}
+
+inline void emulated_copy(unsigned to, const void* from, int size) {
+    emulated::uncommitted[emulated::current].push_back({emulated::shared_pointer(to), from, size});
+}
+inline void ptx_cp_async_cg_shared_global(unsigned to, const void* from, int size) {
+    emulated_copy(to, from, size);
+}
+inline void ptx_cp_async_ca_shared_global(unsigned to, const void* from, int size) {
+    emulated_copy(to, from, size);
+}
+inline void ptx_cp_async_cg_shared_global_L2_128B(unsigned to, const void* from, int size) {
+    emulated_copy(to, from, size);
+}
+inline void ptx_cp_async_commit_group() {
+    std::vector<emulated::Copy>& open = emulated::uncommitted[emulated::current];
+    emulated::groups[emulated::current].push_back(open);
+    open.clear();
+}
+inline void ptx_cp_async_wait_group(int pending) {
+    std::deque<std::vector<emulated::Copy>>& held = emulated::groups[emulated::current];
+    while (held.size() > static_cast<size_t>(pending)) {
+        for (const emulated::Copy& copy : held.front()) memcpy(copy.to, copy.from, copy.size);
+        held.pop_front();
+    }
+}
+
+inline void ptx_ld_global_nc_L1_no_allocate_v4_u32(
+    unsigned& x, unsigned& y, unsigned& z, unsigned& w, const void* from) {
+    const unsigned* words = static_cast<const unsigned*>(from);
+    x = words[0];
+    y = words[1];
+    z = words[2];
+    w = words[3];
+}
+
+// Kernels by name: EMULATED_ENTRY(name) after the source that declares it.
+#define EMULATED_ENTRY(NAME)                                                                      \
+    static void emulated_body_##NAME(const uint64_t* words) { emulated::invoke(&NAME, words); }   \
+    extern "C" int emulated_count_##NAME() { return emulated::count_of(&NAME); }                  \
+    extern "C" const char* emulated_launch_##NAME(                                                \
+        const unsigned* grid, unsigned block, unsigned shared, const uint64_t* words) {           \
+        return emulated::launch(&emulated_body_##NAME, grid, block, shared, words);               \
+    }

@@ -1,0 +1,154 @@
+"""What the CUDA backend asks of CuPy, over host memory: arrays, streams that are always done."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+
+class _Pointer:
+    def __init__(self, address: int) -> None:
+        self.ptr = address
+
+
+class Array(np.ndarray):
+    """An array whose `data.ptr` is its address."""
+
+    @property
+    def data(self) -> _Pointer:  # type: ignore[override]
+        return _Pointer(self.ctypes.data)
+
+    def get(self) -> np.ndarray:
+        return np.array(self, copy=True, subok=False)
+
+    def set(self, values: np.ndarray) -> None:
+        self[...] = values
+
+    def fill(self, value: Any) -> None:
+        enqueue(partial(super().fill, value))
+
+
+def zeros(shape: Any, dtype: Any = np.float32) -> Array:
+    """At a multiple of 256, as a device allocator gives."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    held = np.zeros(size + 256, np.uint8)
+    start = -held.ctypes.data % 256
+    return held[start : start + size].view(dtype).reshape(shape).view(Array)
+
+
+def asarray(values: Any, dtype: Any = None) -> Array:
+    values = np.asarray(values, dtype)
+    out = zeros(values.shape, values.dtype)
+    out[...] = values
+    return out
+
+
+_captured: list[Callable[[], None]] | None = None
+
+
+def enqueue(work: Callable[[], None]) -> None:
+    """Do `work` now, or in every launch of the graph that is being recorded."""
+    if _captured is None:
+        work()
+    else:
+        _captured.append(work)
+
+
+class Graph:
+    """Recorded work, in order."""
+
+    def __init__(self, work: list[Callable[[], None]]) -> None:
+        self._work = work
+
+    def launch(self, stream: Any = None) -> None:
+        for work in self._work:
+            work()
+
+    def upload(self, stream: Any = None) -> None:
+        """It is where it runs."""
+
+
+class Stream:
+    """Work is done when it is enqueued, except while a graph is recorded."""
+
+    ptr = 0
+
+    def __init__(self, *, non_blocking: bool = False, **_: Any) -> None:
+        self.non_blocking = non_blocking
+
+    def begin_capture(self, mode: Any = None) -> None:
+        global _captured
+        _captured = []
+
+    def end_capture(self) -> Graph:
+        global _captured
+        assert _captured is not None
+        work, _captured = _captured, None
+        return Graph(work)
+
+    def is_capturing(self) -> bool:
+        return _captured is not None
+
+    def wait_event(self, event: Any) -> None:
+        """It is reached."""
+
+    def use(self) -> Stream:
+        return self
+
+    def synchronize(self) -> None:
+        """Nothing is outstanding."""
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The stream stays."""
+
+
+class Event:
+    def __init__(self, **_: Any) -> None:
+        """Always reached."""
+
+    def record(self, stream: Any = None) -> None:
+        """Reached already."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+def _copy(to: int, source: int, size: int, *_: object) -> None:
+    enqueue(partial(ctypes.memmove, int(to), int(source), int(size)))
+
+
+def _clear(to: int, value: int, size: int, *_: object) -> None:
+    enqueue(partial(ctypes.memset, int(to), int(value), int(size)))
+
+
+def module() -> Any:
+    """Stands for the module `cupy`."""
+    runtime = SimpleNamespace(
+        memcpyAsync=_copy,
+        memsetAsync=_clear,
+        memcpyHostToDevice=1,
+        memcpyDeviceToHost=2,
+        memcpyDeviceToDevice=3,
+    )
+    cuda = SimpleNamespace(
+        Stream=Stream,
+        Event=Event,
+        Device=lambda *_: SimpleNamespace(use=lambda: None, compute_capability="80"),
+        runtime=runtime,
+        get_current_stream=Stream,
+        alloc_pinned_memory=bytearray,
+    )
+    kinds = {
+        name: getattr(np, name)
+        for name in ("uint8", "uint16", "uint32", "uint64", "int32", "int64", "float32", "float64")
+    }
+    return SimpleNamespace(cuda=cuda, zeros=zeros, empty=zeros, asarray=asarray, **kinds)

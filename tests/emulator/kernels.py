@@ -1,0 +1,117 @@
+"""`kernels_numba.gpu.kernels.Kernels` on the host: compiled by its C++ compiler, run there."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from emulator.cupy_host import enqueue
+from emulator.translate import KERNEL, translate
+
+from kernels_numba.gpu.errors import CudaError
+from kernels_numba.gpu.source import Unit
+
+HOST = Path(__file__).parent / "cuda_host.h"
+FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-w")
+COMPILE_S = 300
+
+
+def compiler() -> str | None:
+    """A C++ compiler of this machine."""
+    told = os.environ.get("CXX")
+    return next(
+        (path for name in (told, "g++", "clang++") if name and (path := shutil.which(name))), None
+    )
+
+
+def _folder() -> Path:
+    """Compiled kernels, kept between runs."""
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(cache_home) if cache_home else Path.home() / ".cache") / "dgpp" / "emulated"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _run(arguments: list[str], unit: Unit) -> str:
+    ended = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=COMPILE_S, check=False
+    )
+    if ended.returncode:
+        lines = [line for line in ended.stderr.splitlines() if "error" in line]
+        raise CudaError(f"{unit} is not emulated: {'; '.join(lines[:3])}")
+    return ended.stdout
+
+
+@cache
+def library(unit: Unit) -> ctypes.CDLL:
+    """The unit's kernels. Raises CudaError where the emulator lacks something they use."""
+    found = compiler()
+    assert found is not None
+    defines = [option for option in unit.options() if option.startswith("-D")]
+    text = f'#include "{HOST}"\n{translate(unit.text)}\n'
+    key = hashlib.sha256(f"{text}{HOST.read_text()}{defines}{FLAGS}{found}".encode()).hexdigest()[
+        :32
+    ]
+    built = _folder() / f"{unit.name}-{key}.so"
+    if not built.exists():
+        with tempfile.TemporaryDirectory(dir=built.parent) as scratch:
+            source, made = Path(scratch) / "unit.cpp", Path(scratch) / "unit.so"
+            source.write_text(text)
+            # Once through the preprocessor for the kernels' names: macros declare some of them.
+            flags = [*FLAGS, *defines]
+            seen = _run([found, *flags, "-D__global__=EMULATED_KERNEL", "-E", str(source)], unit)
+            names = sorted(set(KERNEL.findall(seen)))
+            entries = "\n".join(f"EMULATED_ENTRY({name})" for name in names)
+            source.write_text(f"#define __global__\n{text}{entries}\n")
+            _run([found, *flags, "-shared", "-o", str(made), str(source)], unit)
+            made.replace(built)
+    return ctypes.CDLL(str(built))
+
+
+class EmulatedKernels:
+    """Launches run at once, in the caller's thread, or when the recorded graph does."""
+
+    def __init__(self) -> None:
+        """As the real ones are made."""
+
+    def prepare(self, units: Iterable[Unit]) -> None:
+        """Nothing: units compile when they are first launched."""
+
+    def launch(
+        self,
+        unit: Unit,
+        name: str,
+        grid: tuple[int, ...],
+        block: int,
+        arguments: tuple[int | float, ...],
+        shared: int = 0,
+        **_: Any,
+    ) -> None:
+        held = library(unit)
+        wanted = getattr(held, f"emulated_count_{name}")()
+        if wanted != len(arguments):
+            raise TypeError(f"{unit}: {name} takes {wanted} arguments, not {len(arguments)}")
+        words = (ctypes.c_uint64 * len(arguments))()
+        for index, value in enumerate(arguments):
+            if isinstance(value, float):
+                ctypes.c_double.from_buffer(words, 8 * index).value = value
+            else:
+                words[index] = value & (1 << 64) - 1
+        sizes = (ctypes.c_uint * 3)(*(*grid, 1, 1)[:3])
+        call = getattr(held, f"emulated_launch_{name}")
+        call.restype = ctypes.c_char_p
+
+        def run() -> None:
+            failed = call(sizes, block, shared, words)
+            if failed:
+                raise RuntimeError(f"{unit}: {name}: {failed.decode()}")
+
+        enqueue(run)
