@@ -15,7 +15,7 @@ from actors.messages.engine_sampler import FullRow, Selected
 from actors.messages.sampler_engine import WantRow
 from actors.role import Role
 from dgpp.checkpoint.json_file import read_json
-from dgpp.engine.base import Engine
+from dgpp.engine.base import Engine, StepTrace
 from dgpp.errors import ConfigError, EngineStalledError
 from dgpp.sample.candidates import Candidates
 from dgpp.sample.tables import TableWriter, allocate_tables
@@ -81,12 +81,17 @@ class EngineActor(Role):
 
     def _step(self, plan: Plan) -> Candidates:
         self._launch(plan)
-        return self._loaded.collect(plan.step)
+        return self._collected(plan.step)
+
+    def _collected(self, step: int) -> Candidates:
+        candidates = self._loaded.collect(step)
+        self._note(self._loaded.trace)
+        return candidates
 
     async def _collect(self) -> None:
         while True:
             step = await self._launched.get()
-            await self._send(step, await self._wait(self._loaded.collect, step))
+            await self._send(step, await self._wait(self._collected, step))
 
     async def _wait(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call in another thread; EngineStalledError where the engine gives no sign of life."""
@@ -100,6 +105,14 @@ class EngineActor(Role):
         if self._pace_s:
             await self._keep_pace()
         self.context.post(SAMPLER, Selected(step), candidates.arrays())
+
+    def _note(self, trace: StepTrace) -> None:
+        block = self.context.statistics
+        if trace.replayed:
+            block.gauge("last_rows").set(trace.replayed)
+            block.counter(f"replays_{trace.replayed}").add()
+        if trace.gap_ns >= 0:
+            block.histogram("replay_gap_seconds").observe(trace.gap_ns / 1e9)
 
     async def _keep_pace(self) -> None:
         """Let no step end sooner than `step_ms` after the one before."""
@@ -131,6 +144,8 @@ def build_engine(boot: Boot) -> Engine:
             embed_sharding=boot.settings.engine.embed_sharding,
         )
         engine.warm_up()
+        if boot.settings.engine.decode_graph:
+            engine.record()
         for note in engine.notes():
             level = logging.WARNING if note.startswith(WARNING) else logging.INFO
             _log.log(level, "%s", note.removeprefix(WARNING))

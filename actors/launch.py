@@ -21,6 +21,7 @@ from dgpp.config.settings import SamplingSettings, Settings
 from dgpp.config.version import version
 from dgpp.engine.backends import choose_backend
 from dgpp.engine.base import EngineLimits
+from dgpp.engine.depth import pipeline_depth
 from dgpp.engine.room import Room, room_for
 from dgpp.engine.script import load_script, max_drafts
 from dgpp.errors import CheckpointError, ConfigError
@@ -98,7 +99,7 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0) -> Deployment:
     else:
         room = room_for(device)
         plan = _plan(settings, files, backend, room)
-        limits = structs.replace(plan.limits, depth=_depth(engine, backend, 0))
+        limits = plan.limits
     boot = Boot(
         settings=settings,
         rank=rank,
@@ -142,6 +143,8 @@ def memory_settings(settings: Settings, backend: str, *, unified: bool) -> Memor
         kv_dtype=engine.kv_dtype,
         backend=backend,
         unified=unified,
+        depth=pipeline_depth(engine.pipeline_depth, backend, world=settings.world_size),
+        graphs=engine.decode_graph,
     )
 
 
@@ -178,18 +181,8 @@ def _scripted_limits(settings: Settings, directory: Path) -> EngineLimits:
         chunk_limit=SCRIPTED_CHUNK_TOKENS,
         candidates=engine.sampling_candidates,
         max_drafts=max_drafts(lines),
-        depth=_depth(engine, "scripted", max_drafts(lines)),
+        depth=pipeline_depth(engine.pipeline_depth, "scripted", drafts=max_drafts(lines)),
     )
-
-
-def _depth(engine: EngineSettings, backend: str, drafts: int) -> int:
-    """How many plans go out ahead of a verdict."""
-    wanted = engine.pipeline_depth
-    if wanted == 1 and backend != "scripted":
-        raise ConfigError("engine.pipeline_depth: 1 needs engine.backend scripted")
-    if wanted == 1 and drafts:
-        raise ConfigError("engine.pipeline_depth: 1 needs steps of one token")
-    return max(wanted, 0)
 
 
 def _positions(config: Path, default: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.statistics import Metric
-from dgpp.serve.histogram import LATENCY, STEP, TOKENS
+from dgpp.serve.histogram import GAP, LATENCY, STEP, TOKENS
 from dgpp.serve.metrics import REASONS
 
 
@@ -40,6 +40,13 @@ SCHEDULER = (
     *_histograms(STEP, "step_seconds", "inter_token_seconds"),
     *_histograms(LATENCY, "queue_seconds", "prefill_seconds", "decode_seconds"),
     *_histograms(TOKENS, "request_prompt_tokens", "request_generation_tokens"),
+)
+MOST_ROWS = 16
+"""Rows of the widest recorded step."""
+ENGINE = (
+    *_gauges("last_rows"),
+    *_counters(*(f"replays_{rows}" for rows in range(1, MOST_ROWS + 1))),
+    *_histograms(GAP, "replay_gap_seconds"),
 )
 HTTP = (
     *_gauges("at_door", "in_flight"),

@@ -15,7 +15,7 @@ from actors.messages.sampler_tokenizer import Committed
 from actors.messages.scheduler_http import FromScheduler
 from actors.messages.tokenizer_http import FromTokenizer
 from actors.messages.tokenizer_scheduler import ToScheduler
-from actors.metrics import HTTP, SCHEDULER
+from actors.metrics import ENGINE, HTTP, SCHEDULER
 from actors.topology import ChannelSpec, RoleSpec, Topology
 from dgpp.engine.base import EngineLimits
 from dgpp.sched.plan import Plan
@@ -88,6 +88,7 @@ def _roles(boot: Boot) -> tuple[RoleSpec, ...]:
         role(
             "engine",
             "actors.engine:EngineActor",
+            statistics=ENGINE,
             environment=engine_environment,
         ),
         role("sampler", "actors.sampler:SamplerActor"),

@@ -11,7 +11,8 @@ never on the number of rows, its place among them, its slot or its blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -153,12 +154,30 @@ class Routes:
 
 
 @dataclass(frozen=True, slots=True)
+class Draw:
+    """How the backend itself draws a row's token, to be fed to the next row of `slot`.
+
+    `u` in [0, 1) is the row's random number, `log_min_p` the logarithm of min-p (-inf: off). The
+    order is temperature, top-k, min-p, top-p, draw; `greedy` takes the first candidate.
+    """
+
+    slot: int
+    u: float
+    top_k: int
+    log_min_p: float
+    top_p: float
+    greedy: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Adjustment:
     """What is done to one row of logits before its candidates are picked, in this order.
 
     counts  int32 [V]          ids that occurred: penalties apply; None for no penalties
     bias    float32 [V]        added; None for none
     mask    uint32 [⌈V/32⌉]    ids whose bit is clear become -inf; None for none
+
+    `draw` says how the row's token is drawn from the candidates, None where it is not.
     """
 
     temperature: float
@@ -168,6 +187,7 @@ class Adjustment:
     presence: float = 0.0
     bias: F32Array | None = None
     mask: U32Array | None = None
+    draw: Draw | None = None
 
     @property
     def changes(self) -> bool:
@@ -183,6 +203,9 @@ class Picked:
     held     int32 [R]       how many of K are filled
     present  int32 [R]       ids that the mask left
     lse      float64 [R]     log Σ exp(logit / T) over ids above -inf
+    picks    int32 [R]       the id drawn; -1 where none was to be or the candidates do not decide
+
+    `began_ns` and `ended_ns` are the device's own times of the step, 0 where it has none.
     """
 
     ids: I32Array
@@ -190,19 +213,29 @@ class Picked:
     held: I32Array
     present: I32Array
     lse: F64Array
+    picks: I32Array
+    began_ns: int = 0
+    ended_ns: int = 0
 
 
 class Picker(Protocol):
-    """Adjusts rows of logits and picks the exact head of their order."""
+    """Adjusts rows of logits and picks the exact head of their order.
+
+    One selection at a time: what a launch found stands until the next one.
+    """
 
     def warm_up(self, logits: Logits) -> None:
         """Compile every kernel and touch all scratch."""
 
-    def pick(self, logits: Logits, rows: Sequence[Adjustment]) -> Picked:
-        """Candidates of the first rows of `logits`; arrays are valid until the next call."""
+    def launch(self, logits: Logits, rows: Sequence[Adjustment]) -> None:
+        """Begin to select candidates of the first rows of `logits`; tables are read at once."""
+
+    def collect(self) -> Picked:
+        """Wait for all that was enqueued up to the last launch; the candidates that it found.
+        May be called from another thread."""
 
     def adjusted(self, logits: Logits, rows: Sequence[int]) -> F32Array:
-        """Host float32 [len(rows), V]: rows as the last `pick` saw them."""
+        """Host float32 [len(rows), V]: rows as the last launch saw them. As `collect`."""
 
 
 class Store(Protocol):
@@ -231,7 +264,19 @@ class Backend(Protocol):
 
     def begin(self, rows: Rows) -> None:
         """Called once `rows` are written and before any operation reads them, on the thread that
-        runs the step."""
+        runs the step. A token below 0 becomes what was last drawn for the row's slot."""
+
+    def record(
+        self, rows: Rows, counts: Iterable[int], ceiling: int, step: Callable[[], None]
+    ) -> None:
+        """Record what `step` enqueues for each of `counts` rows at positions below `ceiling`, which
+        may depend on nothing else of `rows`. Nothing where the backend replays nothing."""
+
+    def replay(self, rows: Rows) -> bool:
+        """Enqueue the recorded step of `rows`, which have begun; False where there is none."""
+
+    def guard(self, doing: str) -> AbstractContextManager[None]:
+        """Failures of the device inside become errors that say so and what was done."""
 
     def notes(self) -> list[str]:
         """What an operator should know of how this backend runs; known after a first step."""

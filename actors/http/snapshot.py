@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actors.boot import Boot
+from actors.metrics import MOST_ROWS
 from actors.statistics import HistogramValue, StatisticsBlock
 from dgpp.serve.histogram import Histogram
 from dgpp.serve.metrics import (
     REASONS,
     Admission,
     Build,
+    DecodeBatch,
     Histograms,
     MetricsSnapshot,
     RankMetrics,
@@ -49,14 +51,14 @@ def snapshot(
     boot: Boot, peers: Mapping[str, StatisticsBlock], now: float, *, failed: bool
 ) -> MetricsSnapshot:
     """Everything that is counted, at `now` (monotonic seconds)."""
-    scheduler, http = Reader(peers["scheduler"]), Reader(peers["http"])
+    scheduler, http, engine = (Reader(peers[role]) for role in ("scheduler", "http", "engine"))
     return MetricsSnapshot(
-        scheduler=_scheduler(boot, scheduler, now),
+        scheduler=_scheduler(boot, scheduler, engine, now),
         service=_service(boot, scheduler, http, failed=failed),
         build=_build(boot),
         ranks=[_rank(boot, scheduler, now)] if boot.settings.world_size > 1 else [],
         finished={reason: scheduler.count(f"finished_{reason}") for reason in REASONS},
-        histograms=_histograms(scheduler, http),
+        histograms=_histograms(scheduler, http, engine),
     )
 
 
@@ -93,7 +95,21 @@ def _rank(boot: Boot, scheduler: Reader, now: float) -> RankMetrics:
     )
 
 
-def _scheduler(boot: Boot, scheduler: Reader, now: float) -> SchedulerMetrics:
+def _decode_batch(engine: Reader) -> DecodeBatch:
+    """A recorded step has exactly the rows it is replayed for."""
+    replays = {rows: engine.count(f"replays_{rows}") for rows in range(1, MOST_ROWS + 1)}
+    last = engine.count("last_rows")
+    return DecodeBatch(
+        last_slots=last,
+        last_active=last,
+        last_rows_per_request=1 if last else 0,
+        replays=sum(replays.values()),
+        rows=sum(rows * count for rows, count in replays.items()),
+        replays_by_slots={str(rows): count for rows, count in replays.items()},
+    )
+
+
+def _scheduler(boot: Boot, scheduler: Reader, engine: Reader, now: float) -> SchedulerMetrics:
     terminal = sum(scheduler.count(f"finished_{reason}") for reason in REASONS)
     last = scheduler.real("levels_s")
     return SchedulerMetrics(
@@ -112,6 +128,7 @@ def _scheduler(boot: Boot, scheduler: Reader, now: float) -> SchedulerMetrics:
         prompt_tokens_computed=scheduler.count("prompt_tokens"),
         decode_steps=scheduler.count("decode_steps"),
         decode_rows=scheduler.count("decode_rows"),
+        decode_batch=_decode_batch(engine),
         prefill_ms=scheduler.milliseconds("prefill_step_ns"),
         prefill_request_ms=scheduler.milliseconds("prefill_request_ns"),
         step_ms=scheduler.milliseconds("decode_step_ns"),
@@ -139,7 +156,7 @@ def _service(boot: Boot, scheduler: Reader, http: Reader, *, failed: bool) -> Se
     )
 
 
-def _histograms(scheduler: Reader, http: Reader) -> Histograms:
+def _histograms(scheduler: Reader, http: Reader, engine: Reader) -> Histograms:
     return Histograms(
         time_to_first_token_miss=http.histogram("first_token_seconds"),
         queue_time=scheduler.histogram("queue_seconds"),
@@ -149,6 +166,7 @@ def _histograms(scheduler: Reader, http: Reader) -> Histograms:
         time_per_output_token=http.histogram("time_per_token_seconds"),
         inter_token_latency=scheduler.histogram("inter_token_seconds"),
         decode_step_duration=scheduler.histogram("step_seconds"),
+        decode_replay_gap=engine.histogram("replay_gap_seconds"),
         prompt_tokens=scheduler.histogram("request_prompt_tokens"),
         generation_tokens=scheduler.histogram("request_generation_tokens"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import count
 
@@ -10,7 +11,7 @@ import numpy as np
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.tables import allocate_tables
-from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
+from dgpp.sched.plan import FED, DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 from kernels_numba.backend import Routes, Rows, Tensor
 
@@ -55,16 +56,29 @@ class Driver:
         return picked
 
     def decode(self, position: int, tokens: Sequence[int], steps: int) -> list[int]:
-        """Greedy steps of the first len(tokens) slots from `position` on; the last picks."""
+        """Greedy steps of the first len(tokens) slots from `position` on; the last picks. Steps go
+        out ahead of the picks before them, as far as the engine takes them."""
+        out: deque[int] = deque()
+        depth = self.engine.limits.depth
         for step in range(steps):
-            rows = tuple(DecodeRow(slot, position + step, t) for slot, t in enumerate(tokens))
-            tokens = self._run(Plan(next(self._steps), decodes=rows))
+            fed = [FED] * len(tokens) if step and depth else tokens
+            rows = tuple(DecodeRow(slot, position + step, t) for slot, t in enumerate(fed))
+            plan = Plan(next(self._steps), decodes=rows)
+            self.engine.launch(plan, self._tables)
+            out.append(plan.step)
+            if len(out) > depth:
+                tokens = self._picks(out.popleft())
+        while out:
+            tokens = self._picks(out.popleft())
         return list(tokens)
 
     def _run(self, plan: Plan) -> list[int]:
         self.engine.launch(plan, self._tables)
-        ids: list[int] = self.engine.collect(plan.step).ids[:, 0].tolist()
-        return ids or [-1]
+        return self._picks(plan.step) or [-1]
+
+    def _picks(self, step: int) -> list[int]:
+        ids: list[int] = self.engine.collect(step).ids[:, 0].tolist()
+        return ids
 
 
 class ExpertCount:

@@ -118,13 +118,14 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_depth: Annotated[
         int,
         _Backend(
-            "plans sent ahead of the verdict before them; -1: 1 where the engine picks its own "
-            "tokens",
+            "plans sent ahead of the verdict before them; -1: 1 on the cuda backend",
             -1,
             1,
         ),
     ] = -1
-    decode_graph: Annotated[bool, _Backend("replay decode steps as CUDA graphs", now=LATER)] = False
+    decode_graph: Annotated[
+        bool, _Backend("replay decode steps as CUDA graphs, on the cuda backend")
+    ] = True
     compact_batches: Annotated[
         bool, _Backend("move requests into the lowest slots as others end", now=LATER)
     ] = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -33,6 +33,15 @@ class EngineLimits(msgspec.Struct, frozen=True):
     depth: int = 0
 
 
+class StepTrace(NamedTuple):
+    """How a step ran: `replayed` rows of it were a recorded step's (0: none was replayed), and the
+    device stood idle for `gap_ns` between the decode step before it and itself (-1: either was
+    none, or nobody knows)."""
+
+    replayed: int = 0
+    gap_ns: int = -1
+
+
 class Engine(Protocol):
     """Executes plans one after the other, up to `limits.depth` of them ahead of what is collected.
 
@@ -42,6 +51,8 @@ class Engine(Protocol):
     """
 
     limits: EngineLimits
+    trace: StepTrace
+    """Of the step last collected."""
 
     def launch(self, plan: Plan, tables: SlotTables) -> None:
         """Begin the plan's step: run the model over its rows, adjust their logits by `tables` (read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.agreement import require_one_model
 from dgpp.engine.backends import make_backend
-from dgpp.engine.base import EngineLimits
-from dgpp.engine.row_selection import RowSelector
+from dgpp.engine.base import EngineLimits, StepTrace
+from dgpp.engine.row_selection import RowSelector, row_draw
 from dgpp.engine.sharded_selection import ShardedSelector, gather_slices
 from dgpp.errors import CheckpointError, NumericError
 from dgpp.models.account import Account
@@ -29,8 +30,9 @@ from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import Open, Plan
+from dgpp.sched.request import Submit
 from dgpp.state.pools import StatePools
-from kernels_numba.backend import Backend, Logits
+from kernels_numba.backend import Backend, Draw, Logits
 
 I32Array = npt.NDArray[np.int32]
 
@@ -47,7 +49,26 @@ class DummyModel:
 @dataclass(slots=True)
 class _Slot:
     prompt: I32Array
-    sampling: SamplingParams
+    request: Submit
+
+    def draw(self, slot: int, position: int) -> Draw:
+        """How the row at `position` draws the token after it."""
+        produced = position + 1 - len(self.prompt)
+        return row_draw(slot, self.request.sampling, self.request.seed, produced)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What a step leaves behind, kept while the next ones run.
+
+    `is_decode`: it was nothing else; `replayed` rows of it were a recorded step's.
+    """
+
+    logits: Logits
+    selector: RowSelector | ShardedSelector
+    step: int = -1
+    is_decode: bool = False
+    replayed: int = 0
 
 
 class ModelEngine:
@@ -98,19 +119,14 @@ class ModelEngine:
         width = -(-limits.position_ceiling // limits.block_tokens)
         self.rows = self.backend.rows(limits.slots, width)
         self._slots: list[_Slot | None] = [None] * limits.slots
-        self._sampled: list[int] = []
-        self._found: Candidates
-        sampled = limits.slots * (1 + limits.max_drafts)
         self._slices = [
             Shard(rank, shard.world).vocabulary(limits.vocab_size) for rank in range(shard.world)
         ]
-        own = len(self.model.vocabulary)
-        self._logits = self.backend.logits(sampled, own)
-        picker = self.backend.picker(sampled, own, min(limits.candidates, len(self._slices[0])))
-        local = RowSelector(picker, self.model.vocabulary)
-        self._selector: RowSelector | ShardedSelector = local
-        if collective is not None:
-            self._selector = ShardedSelector(local, collective, self._slices)
+        self._lanes = [self._lane() for _ in range(limits.depth + 1)]
+        self._launched = 0
+        self._replayed = 0
+        self._ended_ns = 0
+        self.trace = StepTrace()
 
     def warm_up(self) -> None:
         """Compile or load every kernel and touch all scratch, before the first request.
@@ -125,42 +141,101 @@ class ModelEngine:
             rows.tokens[:count] = 0
             self.backend.begin(rows)
             self.model.forward(rows)
-            self.model.logits([0], self._logits)
-        self._selector.warm_up(self._logits)
+            self.model.logits([0], self._lanes[0].logits)
+        for lane in self._lanes:
+            lane.selector.warm_up(lane.logits)
         tables = allocate_tables(self.limits.slots, self.limits.vocab_size)
         greedy = SamplingParams(temperature=0.0)
-        found = self._selector.select(self._logits, [0], [greedy], tables)
+        found = self._lanes[0].selector.select(self._lanes[0].logits, [0], [greedy], tables)
         if np.isnan(found.lse[0]):
             raise CheckpointError(f"the model's logits are {NOT_NUMBERS} for token 0 alone")
+
+    def record(self) -> None:
+        """Record decode steps, to be replayed from now on where the backend can. After `warm_up`:
+        all scratch is there."""
+        counts = range(1, self.limits.slots + 1)
+        forward = partial(self.model.forward, self.rows)
+        with self.backend.guard("recording decode steps"):
+            self.backend.record(self.rows, counts, self.limits.position_ceiling, forward)
 
     def notes(self) -> list[str]:
         """Lines for the start-up log, once warm."""
         return self.backend.notes()
 
     def launch(self, plan: Plan, tables: SlotTables) -> None:
-        self.forward(plan)
-        self._found = self._select(tables)
+        lane = self._lanes[self._launched % len(self._lanes)]
+        self._launched += 1
+        with self.backend.guard(f"launching step {plan.step}"):
+            index = self.forward(plan)
+            if index:
+                self.model.logits(index, lane.logits)
+            slots = plan.sampled_slots()
+            held = [self._slot(slot) for slot in slots]
+            draws: list[Draw] = []
+            if self.limits.depth:
+                positions = self.rows.positions[index].tolist()
+                draws = [h.draw(*at) for h, *at in zip(held, slots, positions, strict=True)]
+            params = [h.request.sampling for h in held]
+            lane.selector.launch(lane.logits, slots, params, tables, draws)
+        lane.step = plan.step
+        lane.is_decode = bool(plan.decodes) and not plan.prefills
+        lane.replayed = self._replayed
 
     def collect(self, step: int) -> Candidates:
-        return self._found
+        lane = self._lane_of(step)
+        with self.backend.guard(f"running step {step}"):
+            found = lane.selector.collect()
+        if np.isnan(found.lse).any():
+            raise NumericError(f"engine: the model's logits are {NOT_NUMBERS}")
+        self._measure(lane)
+        return found
 
-    def forward(self, plan: Plan) -> None:
-        """Run the model over the plan's rows and leave it at that."""
+    def full_rows(self, step: int, rows: Sequence[int]) -> npt.NDArray[np.float32]:
+        lane = self._lane_of(step)
+        with self.backend.guard(f"reading rows of step {step}"):
+            return lane.selector.adjusted(lane.logits, rows)
+
+    def forward(self, plan: Plan) -> list[int]:
+        """Run the model over the plan's rows and leave it at that; the rows to be sampled."""
         for slot in plan.closes:
             self._slots[slot] = None
         for opened in plan.opens:
             self._open(opened)
         index = self._fill(plan)
-        self._sampled = plan.sampled_slots()
         if self.rows.count:
             self.backend.begin(self.rows)
-            self.model.forward(self.rows, self.observer)
-            if index:
-                self.model.logits(index, self._logits)
+            is_plain = not plan.prefills and self.observer is None
+            self._replayed = self.rows.count if is_plain and self.backend.replay(self.rows) else 0
+            if not self._replayed:
+                self.model.forward(self.rows, self.observer)
+        return index
+
+    def _lane(self) -> _Lane:
+        limits, own = self.limits, len(self.model.vocabulary)
+        sampled = limits.slots * (1 + limits.max_drafts)
+        picker = self.backend.picker(sampled, own, min(limits.candidates, len(self._slices[0])))
+        local = RowSelector(picker, self.model.vocabulary)
+        selector: RowSelector | ShardedSelector = local
+        if self.collective is not None:
+            selector = ShardedSelector(local, self.collective, self._slices)
+        return _Lane(self.backend.logits(sampled, own), selector)
+
+    def _lane_of(self, step: int) -> _Lane:
+        lane = next((lane for lane in self._lanes if lane.step == step), None)
+        assert lane is not None, f"step {step} is not kept"
+        return lane
+
+    def _measure(self, lane: _Lane) -> None:
+        """Note how long the device stood idle before the step, if it and the one before it were
+        plain decode steps."""
+        began, ended = lane.selector.began_ns, lane.selector.ended_ns
+        gap = began - self._ended_ns if lane.is_decode and self._ended_ns else -1
+        self.trace = StepTrace(lane.replayed, gap)
+        self._ended_ns = ended if lane.is_decode else 0
 
     def _open(self, opened: Open) -> None:
         prompt = opened.request.prompt_ids.astype(np.int32)
-        self._slots[opened.slot] = _Slot(prompt, opened.request.sampling)
+        self._slots[opened.slot] = _Slot(prompt, opened.request)
         self.rows.tables[opened.slot, : len(opened.blocks)] = opened.blocks
 
     def _fill(self, plan: Plan) -> list[int]:
@@ -190,17 +265,6 @@ class ModelEngine:
         held = self._slots[slot]
         assert held is not None, f"slot {slot} is not open"
         return held
-
-    def _select(self, tables: SlotTables) -> Candidates:
-        slots = self._sampled
-        params = [self._slot(slot).sampling for slot in slots]
-        found = self._selector.select(self._logits, slots, params, tables)
-        if np.isnan(found.lse).any():
-            raise NumericError(f"engine: the model's logits are {NOT_NUMBERS}")
-        return found
-
-    def full_rows(self, step: int, rows: Sequence[int]) -> npt.NDArray[np.float32]:
-        return self._selector.adjusted(self._logits, rows)
 
     def read_logits(self, logits: Logits, count: int) -> npt.NDArray[np.float32]:
         """float32 [count, V]: the first rows of any logits of the model, whole on every rank."""

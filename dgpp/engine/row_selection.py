@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from dgpp.sample.candidates import Candidates, SlotTables
+from dgpp.sample.exact import log
 from dgpp.sample.params import SamplingParams
-from kernels_numba.backend import Adjustment, Logits, Picker
+from dgpp.sample.rng import uniform
+from kernels_numba.backend import Adjustment, Draw, Logits, Picker
 
 F32Array = npt.NDArray[np.float32]
 
@@ -18,16 +22,50 @@ class RowSelector:
     """Turns each row's parameters into an `Adjustment` and lets the backend pick.
 
     Tables are of the whole vocabulary; logits and candidates are of the ids `vocabulary`, counted
-    from its first, which is a multiple of 32.
+    from its first, which is a multiple of 32. `began_ns` and `ended_ns` are the device's times of
+    the last step collected.
     """
 
     def __init__(self, picker: Picker, vocabulary: range) -> None:
         self._picker = picker
         self._vocabulary = vocabulary
+        self.began_ns = self.ended_ns = 0
 
     def warm_up(self, logits: Logits) -> None:
         """Compile every kernel of the selection."""
         self._picker.warm_up(logits)
+
+    def launch(
+        self,
+        logits: Logits,
+        slots: Sequence[int],
+        params: Sequence[SamplingParams],
+        tables: SlotTables,
+        draws: Sequence[Draw] = (),
+    ) -> None:
+        """Begin to select from `logits` [R, V]; row r is of slots[r], a slot's rows in draft order.
+        `draws` (one a row, or none at all) make the backend's own picks."""
+        adjustments = []
+        depth = 0
+        for r, (slot, sampling) in enumerate(zip(slots, params, strict=True)):
+            depth = depth + 1 if r and slots[r - 1] == slot else 0
+            adjustment = _adjustment(slot, depth, sampling, tables, self._vocabulary)
+            adjustments.append(replace(adjustment, draw=draws[r]) if draws else adjustment)
+        self._picker.launch(logits, adjustments)
+
+    def collect(self) -> Candidates:
+        """Wait for what was launched."""
+        picked = self._picker.collect()
+        self.began_ns, self.ended_ns = picked.began_ns, picked.ended_ns
+        return Candidates(
+            picked.ids,
+            picked.values,
+            picked.held,
+            picked.present,
+            picked.lse,
+            np.full(len(picked.held), -1, np.int32),
+            picked.picks,
+        )
 
     def select(
         self,
@@ -36,21 +74,26 @@ class RowSelector:
         params: Sequence[SamplingParams],
         tables: SlotTables,
     ) -> Candidates:
-        """Candidates of `logits` [R, V]; row r is of slots[r], a slot's rows in draft order."""
-        adjustments = []
-        depth = 0
-        for r, (slot, sampling) in enumerate(zip(slots, params, strict=True)):
-            depth = depth + 1 if r and slots[r - 1] == slot else 0
-            adjustments.append(_adjustment(slot, depth, sampling, tables, self._vocabulary))
-        picked = self._picker.pick(logits, adjustments)
-        none = np.full(len(slots), -1, np.int32)
-        return Candidates(
-            picked.ids, picked.values, picked.held, picked.present, picked.lse, none, none
-        )
+        """`launch` and `collect`."""
+        self.launch(logits, slots, params, tables)
+        return self.collect()
 
     def adjusted(self, logits: Logits, rows: Sequence[int]) -> F32Array:
-        """float32 [len(rows), V]: the rows as the last `select` saw them."""
+        """float32 [len(rows), V]: the rows as they were when last selected from."""
         return self._picker.adjusted(logits, rows)
+
+
+def row_draw(slot: int, sampling: SamplingParams, seed: int, produced: int) -> Draw:
+    """How the choice in `slot` draws token number `produced` of its answer."""
+    greedy = sampling.greedy
+    return Draw(
+        slot,
+        0.0 if greedy else uniform(seed, produced),
+        sampling.top_k,
+        log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf,
+        sampling.top_p,
+        greedy,
+    )
 
 
 def _adjustment(

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dgpp.engine.base import EngineLimits
+from dgpp.engine.base import EngineLimits, StepTrace
 from dgpp.engine.script import ScriptLine, max_drafts
 from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.rng import draw
@@ -84,6 +84,7 @@ class ScriptedEngine:
     ) -> None:
         drafts = max(limits.max_drafts, max_drafts(lines))
         self.limits = msgspec.structs.replace(limits, max_drafts=drafts)
+        self.trace = StepTrace()
         self._lines = lines
         self._seed = seed
         self._slots: dict[int, _Slot] = {}

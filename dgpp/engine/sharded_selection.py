@@ -13,7 +13,7 @@ from dgpp.net.collective import Collective
 from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.merge import merge_lse
 from dgpp.sample.params import SamplingParams
-from kernels_numba.backend import Logits
+from kernels_numba.backend import Draw, Logits
 from kernels_numba.cpu.merge import merge_rows
 
 F32Array = npt.NDArray[np.float32]
@@ -30,9 +30,25 @@ class ShardedSelector:
         self._collective = collective
         self._slices = slices
         self._first = slices[collective.rank].start
+        self._found: Candidates
+        self.began_ns = self.ended_ns = 0
 
     def warm_up(self, logits: Logits) -> None:
         self._local.warm_up(logits)
+
+    def launch(
+        self,
+        logits: Logits,
+        slots: Sequence[int],
+        params: Sequence[SamplingParams],
+        tables: SlotTables,
+        draws: Sequence[Draw] = (),
+    ) -> None:
+        """As `RowSelector.launch`, all of it at once, without picks: those are the world's."""
+        self._found = self.select(logits, slots, params, tables)
+
+    def collect(self) -> Candidates:
+        return self._found
 
     def select(
         self,

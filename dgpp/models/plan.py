@@ -14,6 +14,7 @@ from dgpp.models.sources import PlannedWeights
 from dgpp.models.work import StepWork, step_work
 from dgpp.net.slab import slab_bytes
 from dgpp.state.declaration import CPU_CACHE, CUDA_CACHE
+from kernels_numba.gpu.graph import reaches
 
 BLOCK_TOKENS = 64
 CHUNK_ALIGN = 64
@@ -24,6 +25,8 @@ RUNTIME = 160 << 20
 """Interpreter, libraries, compiled kernels and kernel scratch of an engine process."""
 CUDA_RUNTIME = 1 << 30
 """The driver's context, loaded kernels, partial results of attention, an allocator's remainders."""
+GRAPH_LAYER_BYTES = 40 << 10
+"""What one layer takes in one recorded decode step."""
 MIB = 1 << 20
 WEIGHTS = "weights: "
 
@@ -33,7 +36,8 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     `kv_capacity` tokens in all slots together, rounded up to blocks. `max_positions` bounds one
     request; 0 takes what the model and the capacity allow. `drafts` loads draft layers. `backend`
-    decides what a cached value takes. `unified`: the device's memory is the host's.
+    decides what a cached value takes. `unified`: the device's memory is the host's. `depth` plans
+    go out ahead of a verdict. `graphs`: decode steps are recorded where the backend can.
     """
 
     slots: int = 8
@@ -45,6 +49,8 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = "cpu"
     embed_sharding: str = "replicated"
     unified: bool = False
+    depth: int = 0
+    graphs: bool = True
 
 
 class MemoryItem(msgspec.Struct, frozen=True):
@@ -79,6 +85,13 @@ def _runtime(settings: MemorySettings) -> int:
     return CUDA_RUNTIME + (RUNTIME if settings.unified else 0)
 
 
+def _graphs(settings: MemorySettings, limits: EngineLimits, layers: int) -> dict[str, int]:
+    if settings.backend != "cuda" or not settings.graphs:
+        return {}
+    graphs = limits.slots * len(reaches(limits.position_ceiling))
+    return {"decode graphs": GRAPH_LAYER_BYTES * layers * graphs}
+
+
 def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1) -> MemoryPlan:
     """The plan of the rank of `world` that needs most. Raises CheckpointError for a model that is
     not served, ConfigError for a world that its sizes cannot be shared out to."""
@@ -101,6 +114,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         chunk_align=CHUNK_ALIGN,
         chunk_limit=CHUNK_LIMIT,
         candidates=min(settings.candidates, parsed.vocab_size),
+        depth=settings.depth,
     )
     capacity = row_capacity(limits)
     cuda = settings.backend == "cuda"
@@ -113,8 +127,9 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         **({"request state": snapshot_bytes * settings.slots} if snapshot_bytes else {}),
         "activations": model.workspace.row_bytes() * capacity,
         "rotary tables": 4 * ceiling * model.rotary,
-        "logits": 8 * settings.slots * len(model.vocabulary),
+        "logits": 8 * settings.slots * len(model.vocabulary) * (1 + settings.depth),
         **({"collective": slab_bytes(world) // world} if world > 1 else {}),
+        **_graphs(settings, limits, parsed.num_hidden_layers),
         "penalties and bias": 8 * settings.slots * parsed.vocab_size,
         "runtime": _runtime(settings),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpp.sched.verdict import Finish
-from dgpp.serve.histogram import LATENCY, STEP, TOKENS, Histogram
+from dgpp.serve.histogram import GAP, LATENCY, STEP, TOKENS, Histogram
 
 
 class DecodeBatch(msgspec.Struct):
@@ -210,6 +210,7 @@ class Histograms(msgspec.Struct):
     time_per_output_token: Histogram = msgspec.field(default_factory=_latency)
     inter_token_latency: Histogram = msgspec.field(default_factory=_latency)
     decode_step_duration: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(STEP))
+    decode_replay_gap: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(GAP))
     prompt_tokens: Histogram = msgspec.field(default_factory=_tokens)
     generation_tokens: Histogram = msgspec.field(default_factory=_tokens)
 

@@ -121,6 +121,7 @@ _HISTOGRAMS = {
     "request_time_per_output_token_seconds": "time_per_output_token",
     "inter_token_latency_seconds": "inter_token_latency",
     "decode_step_duration_seconds": "decode_step_duration",
+    "decode_replay_gap_seconds": "decode_replay_gap",
     "request_prompt_tokens": "prompt_tokens",
     "request_generation_tokens": "generation_tokens",
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -91,6 +92,17 @@ class CpuBackend(CpuExtended):
     def begin(self, rows: Rows) -> None:
         set_num_threads(self.threads)
         rows.handle.find_runs(rows)
+
+    def record(
+        self, rows: Rows, counts: Iterable[int], ceiling: int, step: Callable[[], None]
+    ) -> None:
+        """Nothing: a step is run, not replayed."""
+
+    def replay(self, rows: Rows) -> bool:
+        return False
+
+    def guard(self, doing: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def notes(self) -> list[str]:
         layer = threading_layer()

@@ -21,6 +21,7 @@ class CpuPicker:
         self._partials = np.zeros(1 << (chunks - 1).bit_length(), np.float64)
         self._ids = np.zeros((rows, candidates), np.int32)
         self._values = np.zeros((rows, candidates), np.float32)
+        self._picked: Picked
 
     def warm_up(self, logits: F32Array) -> None:
         size = logits.shape[1]
@@ -36,7 +37,7 @@ class CpuPicker:
         )
         return held, lse
 
-    def pick(self, logits: F32Array, rows: Sequence[Adjustment]) -> Picked:
+    def launch(self, logits: F32Array, rows: Sequence[Adjustment]) -> None:
         count = len(rows)
         held = np.zeros(count, np.int32)
         present = np.full(count, logits.shape[1], np.int32)
@@ -46,7 +47,11 @@ class CpuPicker:
             if adjustment.mask is not None:
                 present[r] = pick.mask_row(row, adjustment.mask)
             held[r], lse[r] = self._pick(row, r, adjustment.temperature)
-        return Picked(self._ids[:count], self._values[:count], held, present, lse)
+        none = np.full(count, -1, np.int32)
+        self._picked = Picked(self._ids[:count], self._values[:count], held, present, lse, none)
+
+    def collect(self) -> Picked:
+        return self._picked
 
     def _adjust(self, row: F32Array, r: int, adjustment: Adjustment) -> F32Array:
         """`row` itself where nothing applies, else its adjusted copy, not yet masked."""

@@ -71,7 +71,7 @@ class Attend:
         each = partial_floats(group * kv_heads, kv_heads, plane.padded)
         longest = -(-rows.tables.shape[1] * plane.block_tokens // SPAN)
         self._make_room(max(PARTIAL_BYTES // 4, longest * each))
-        spans = int(rows.positions[: rows.count].max(initial=0)) // SPAN + 1
+        spans = -(-rows.handle.reach // SPAN)
         turn = max(1, self._partials.size // (spans * each))
         partials = int(self._partials.data.ptr)
         tiles = kv_heads * -(-group // TILE_HEADS)

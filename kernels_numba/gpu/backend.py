@@ -6,7 +6,8 @@ eighth bit per layer, and its traffic is nothing beside the weights'.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -23,13 +24,15 @@ from kernels_numba.backend import (
 from kernels_numba.gpu.attend import Attend
 from kernels_numba.gpu.device import load_cupy, open_device
 from kernels_numba.gpu.dummy import dummy_matrix
+from kernels_numba.gpu.errors import CudaError
 from kernels_numba.gpu.experts import Mixture, RouteHandle
+from kernels_numba.gpu.graph import StepGraphs, reaches
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaMatrix, CudaTensor, CudaVector, Staging
 from kernels_numba.gpu.picker import CudaPicker
 from kernels_numba.gpu.plane import CudaPlane
 from kernels_numba.gpu.project import Project
-from kernels_numba.gpu.source import ROTARY, ROWS, padded_head, shared_units
+from kernels_numba.gpu.source import ROTARY, ROWS, STEP, padded_head, shared_units
 from kernels_numba.gpu.store import CudaStore
 from kernels_numba.weights import Form, Part
 
@@ -47,6 +50,8 @@ class _RowHandle:
         self._words = cupy.zeros(3 * rows.capacity, cupy.int32)
         self._tables = cupy.zeros(rows.tables.shape, cupy.int32)
         self._sent = np.full_like(rows.tables, -1)
+        self.reach = 0
+        """No position of the step is as large; grids follow from it."""
         start = int(self._words.data.ptr)
         self.tokens, self.positions, self.slots = (start + 4 * rows.capacity * i for i in range(3))
         self.metadata = (
@@ -57,6 +62,7 @@ class _RowHandle:
         )
 
     def send(self, rows: Rows, staging: Staging) -> None:
+        self.reach = int(rows.positions[: rows.count].max(initial=0)) + 1
         words = np.concatenate([rows.tokens, rows.positions, rows.slots])
         staging.send(self.tokens, words)
         if not np.array_equal(self._sent, rows.tables):
@@ -89,6 +95,11 @@ class CudaBackend:
         self._project = Project(self._kernels, capacity, self.device.processors)
         self._attend = Attend(self._kernels)
         self._mixture = Mixture(self._kernels, self._project, capacity)
+        self._graphs = StepGraphs(self._stream)
+        # The last pick of every slot, and when the step began.
+        self._picks = cupy.zeros(capacity, cupy.int32)
+        self._began = cupy.zeros(1, cupy.uint64)
+        self._fed = (int(self._picks.data.ptr), int(self._began.data.ptr))
 
     def _enter(self) -> None:
         """Device and stream are current per thread; any operation may come on another one."""
@@ -97,14 +108,47 @@ class CudaBackend:
 
     def begin(self, rows: Rows) -> None:
         self._enter()
-        rows.handle.send(rows, self._staging)
+        handle: _RowHandle = rows.handle
+        handle.send(rows, self._staging)
+        self._kernels.launch(
+            STEP, "begin_step", (1,), THREADS,
+            (handle.tokens, handle.slots, rows.count, *self._fed),
+        )  # fmt: skip
+
+    def record(
+        self, rows: Rows, counts: Iterable[int], ceiling: int, step: Callable[[], None]
+    ) -> None:
+        self._enter()
+        for count in counts:
+            rows.count = count
+            for reach in reaches(ceiling):
+                rows.handle.reach = reach
+                self._graphs.record(count, reach, step)
+
+    def replay(self, rows: Rows) -> bool:
+        return self._graphs.replay(rows.count, rows.handle.reach)
+
+    @contextmanager
+    def guard(self, doing: str) -> Iterator[None]:
+        cuda = load_cupy().cuda
+        try:
+            yield
+        except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError) as error:
+            message = f"CUDA device {self.device.index} failed while {doing}: {error}"
+            raise CudaError(message) from error
 
     def notes(self) -> list[str]:
         device = self.device
         major, minor = device.architecture
         driver = f"{device.driver // 1000}.{device.driver % 1000 // 10}"
         said = f"{device.name}, compute capability {major}.{minor}, driver for CUDA {driver}"
-        return [f"cuda backend: {said}"]
+        notes = [f"cuda backend: {said}"]
+        if graphs := self._graphs:
+            size = graphs.bytes / (1 << 20)
+            notes.append(
+                f"{len(graphs)} decode graphs recorded in {graphs.seconds:.1f} s, {size:.0f} MiB"
+            )
+        return notes
 
     # Construction ------------------------------------------------------------------------------
 
@@ -169,7 +213,8 @@ class CudaBackend:
 
     def picker(self, rows: int, vocab: int, candidates: int) -> CudaPicker:
         self._enter()
-        return CudaPicker(self._kernels, self._staging, self._stream, rows, vocab, candidates)
+        size = (rows, vocab, candidates)
+        return CudaPicker(self._kernels, self._staging, self._stream, self._fed, size)
 
     # Rows --------------------------------------------------------------------------------------
 

@@ -6,63 +6,119 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from kernels_numba.backend import Adjustment, F32Array, Picked
+from kernels_numba.backend import Adjustment, Draw, F32Array, Picked
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaTensor, Staging
-from kernels_numba.gpu.source import PICK
+from kernels_numba.gpu.source import PICK, STEP
 
 CHUNK = 256
 GROUP = 64
 THREADS = 1024
 SORT_BYTES = 8192 * 8
+DRAW_THREADS = 256
+"""The most candidates of a row: the draw has a thread for each."""
 _ROW = np.dtype([("logits", np.uint64), ("temperature", np.float64)])
+_DRAW = np.dtype(
+    [
+        ("u", np.float64),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("temperature", np.float64),
+        ("present", np.int64),
+        ("top_k", np.int32),
+        ("greedy", np.int32),
+        ("slot", np.int32),
+        ("unused", np.int32),
+    ]
+)
+
+
+def draw_table(rows: Sequence[tuple[Draw | None, float, int]]) -> npt.NDArray[Any]:
+    """draw.cuh's `Draw` of each row: how it is drawn, its temperature, how many ids it has."""
+    table = np.zeros(len(rows), _DRAW)
+    for r, (draw, temperature, present) in enumerate(rows):
+        if draw is None:
+            table[r]["slot"] = -1
+        else:
+            table[r] = (
+                draw.u, draw.top_p, draw.log_min_p, np.float32(temperature), present,
+                min(draw.top_k, present), draw.greedy, draw.slot, 0,
+            )  # fmt: skip
+    return table
 
 
 class CudaPicker:
-    """All scratch and results stand in static buffers; one wait per `pick`, for the results."""
+    """All scratch and results stand in static buffers of its own; only `collect` and `adjusted`
+    wait, on whatever thread they are called.
+
+    `picks` and `began` are device addresses: the last pick of every slot, which rows of the next
+    step feed, and when the step began. Whole rows are read on a stream of their own, so that they
+    need not wait for the step that follows.
+    """
 
     def __init__(
-        self, kernels: Kernels, staging: Staging, stream: Any, rows: int, vocab: int, wanted: int
+        self,
+        kernels: Kernels,
+        staging: Staging,
+        stream: Any,
+        fed: tuple[int, int],
+        size: tuple[int, int, int],
     ) -> None:
         cupy = load_cupy()
+        rows, vocab, wanted = size
+        if wanted > DRAW_THREADS:
+            raise ValueError(f"{wanted} candidates a row: at most {DRAW_THREADS}")
+        self._cupy = cupy
         self._kernels, self._staging, self._stream = kernels, staging, stream
+        self._picks, self._began = fed
+        self._device = cupy.cuda.Device()
+        self._side = cupy.cuda.Stream(non_blocking=True)
+        self._done = cupy.cuda.Event(block=True, disable_timing=True)
         self._size, self._wanted = vocab, wanted
         self._groups, self._chunks = -(-vocab // GROUP), -(-vocab // CHUNK)
         self._leaves = 1 << (self._chunks - 1).bit_length()
         with stream:
             self._adjusted = CudaTensor(rows, vocab, wide=True)
-            self._rows = cupy.zeros(rows * 2, cupy.uint64)
+            # Of each row what `pick.cu` wants, then what `draw.cuh` wants.
+            self._rows = cupy.zeros(rows * (_ROW.itemsize + _DRAW.itemsize), cupy.uint8)
             self._tops = cupy.zeros((rows, self._groups), cupy.float32)
             self._bounds = cupy.zeros((2, rows), cupy.float32)
             self._partials = cupy.zeros((rows, self._leaves), cupy.float64)
             self._counts = cupy.zeros(vocab, cupy.int32)
             self._bias = cupy.zeros(vocab, cupy.float32)
             self._mask = cupy.zeros(-(-vocab // 32), cupy.uint32)
-            # One buffer, so that the results come in one copy: lse, values, ids, held, present.
-            self._results = cupy.zeros(rows * (2 + 2 * wanted + 2), cupy.uint32)
+            self._fields = self._lay_out(rows, wanted)
+            # One buffer, so that the results come in one copy.
+            self._results = cupy.zeros(sum(words for _, words in self._fields.values()), np.uint32)
         memory = cupy.cuda.alloc_pinned_memory(self._results.nbytes)
         self._host = np.frombuffer(memory, np.uint32, self._results.size)
         self._capacity = rows
         self._is_adjusted = [False] * rows
+        self._masked: list[bool] = []
 
-    def _field(self, name: str) -> tuple[int, int]:
-        """(first word, words) of a field of the results."""
-        rows, wanted = self._capacity, self._wanted
+    @staticmethod
+    def _lay_out(rows: int, wanted: int) -> dict[str, tuple[int, int]]:
+        """(first word, words) of each field of the results; those of eight bytes come first."""
         sizes = {
             "lse": 2 * rows,
+            "times": 4,
             "values": wanted * rows,
             "ids": wanted * rows,
             "held": rows,
             "present": rows,
+            "picks": rows,
         }
-        names = list(sizes)
-        first = sum(sizes[before] for before in names[: names.index(name)])
-        return first, sizes[name]
+        fields, at = {}, 0
+        for name, words in sizes.items():
+            fields[name] = (at, words)
+            at += words
+        return fields
 
     def _pointer(self, name: str) -> int:
-        return int(self._results.data.ptr) + 4 * self._field(name)[0]
+        return int(self._results.data.ptr) + 4 * self._fields[name][0]
 
     def warm_up(self, logits: CudaTensor) -> None:
         size = self._size
@@ -72,15 +128,17 @@ class CudaPicker:
             bias=np.zeros(size, np.float32),
             mask=np.zeros(-(-size // 32), np.uint32),
         )
-        self.pick(logits, [changed])
-        self.pick(logits, [Adjustment(1.0)])
+        sampled = Adjustment(1.0, draw=Draw(0, 0.5, 4, -1.0, 0.5, greedy=False))
+        for adjustment in (changed, sampled):
+            self.launch(logits, [adjustment])
+            self.collect()
 
-    def pick(self, logits: CudaTensor, rows: Sequence[Adjustment]) -> Picked:
-        count = len(rows)
-        if count:
-            with self._stream:
+    def launch(self, logits: CudaTensor, rows: Sequence[Adjustment]) -> None:
+        self._masked = [adjustment.mask is not None for adjustment in rows]
+        with self._stream:
+            if rows:
                 self._enqueue(logits, rows)
-                runtime = load_cupy().cuda.runtime
+                runtime = self._cupy.cuda.runtime
                 runtime.memcpyAsync(
                     self._host.ctypes.data,
                     self._results.data.ptr,
@@ -88,29 +146,37 @@ class CudaPicker:
                     runtime.memcpyDeviceToHost,
                     self._stream.ptr,
                 )
-            self._stream.synchronize()
+            self._done.record(self._stream)
+
+    def collect(self) -> Picked:
+        self._device.use()
+        self._done.synchronize()
+        count = len(self._masked)
         fields = {
             name: self._host[first : first + words].copy()
-            for name in ("lse", "values", "ids", "held", "present")
-            for first, words in [self._field(name)]
+            for name, (first, words) in self._fields.items()
         }
         present = fields["present"].view(np.int32)[:count]
-        for r, adjustment in enumerate(rows):
-            if adjustment.mask is None:
-                present[r] = self._size
+        present[~np.array(self._masked, bool)] = self._size
         shape = (self._capacity, self._wanted)
+        began, ended = fields["times"].view(np.uint64).tolist() if count else (0, 0)
         return Picked(
             fields["ids"].view(np.int32).reshape(shape)[:count],
             fields["values"].view(np.float32).reshape(shape)[:count],
             fields["held"].view(np.int32)[:count],
             present,
             fields["lse"].view(np.float64)[:count],
+            fields["picks"].view(np.int32)[:count],
+            began,
+            ended,
         )
 
     def _enqueue(self, logits: CudaTensor, rows: Sequence[Adjustment]) -> None:
         count, size, launch = len(rows), self._size, self._kernels.launch
-        first, words = self._field("present")
-        self._results[first : first + words].fill(0)
+        if any(self._masked):
+            runtime = self._cupy.cuda.runtime
+            present = 4 * self._fields["present"][1]
+            runtime.memsetAsync(self._pointer("present"), 0, present, self._stream.ptr)
         table = np.zeros(count, _ROW)
         for r, adjustment in enumerate(rows):
             self._is_adjusted[r] = adjustment.changes
@@ -118,11 +184,17 @@ class CudaPicker:
             table[r] = (source.pointer + 4 * source.stride * r, adjustment.temperature)
             if adjustment.changes:
                 self._adjust(logits, r, adjustment)
+        # How many ids a mask leaves is known on the device alone, so masked rows are not drawn.
+        draws = draw_table(
+            [(None if a.mask is not None else a.draw, a.temperature, size) for a in rows]
+        )
         at = int(self._rows.data.ptr)
-        self._staging.send(at, table.view(np.uint64))
+        drawn_at = at + table.nbytes
+        self._staging.send(at, np.concatenate([table.view(np.uint8), draws.view(np.uint8)]))
         tops, groups = int(self._tops.data.ptr), self._groups
         best = int(self._bounds.data.ptr)
         bounds, partials = best + 4 * self._capacity, int(self._partials.data.ptr)
+        ids, values, held, lse = map(self._pointer, ("ids", "values", "held", "lse"))
         launch(PICK, "group_tops", (self._chunks, count), CHUNK, (at, size, tops, groups))
         launch(PICK, "row_bounds", (count,), THREADS, (tops, groups, self._wanted, best, bounds))
         launch(
@@ -132,9 +204,13 @@ class CudaPicker:
         launch(
             PICK, "finish_rows", (count,), THREADS,
             (at, size, tops, groups, best, bounds, partials, self._chunks, self._leaves,
-             self._wanted, self._pointer("ids"), self._pointer("values"), self._pointer("held"),
-             self._pointer("lse")),
+             self._wanted, ids, values, held, lse),
             SORT_BYTES,
+        )  # fmt: skip
+        launch(
+            STEP, "draw_rows", (count,), DRAW_THREADS,
+            (drawn_at, self._wanted, ids, values, held, lse, self._pointer("picks"), self._picks,
+             self._began, self._pointer("times")),
         )  # fmt: skip
 
     def _adjust(self, logits: CudaTensor, r: int, adjustment: Adjustment) -> None:
@@ -157,9 +233,10 @@ class CudaPicker:
         )  # fmt: skip
 
     def adjusted(self, logits: CudaTensor, rows: Sequence[int]) -> F32Array:
+        self._device.use()
+        self._done.synchronize()
         out = np.empty((len(rows), self._size), np.float32)
-        with self._stream:
-            for place, r in enumerate(rows):
-                source = self._adjusted if self._is_adjusted[r] else logits
-                out[place] = source.array[r, : self._size].get()
+        for place, r in enumerate(rows):
+            source = self._adjusted if self._is_adjusted[r] else logits
+            source.array[r, : self._size].get(stream=self._side, out=out[place])
         return out

@@ -63,13 +63,13 @@ def padded_head(head_dim: int) -> int:
 
 
 ROWS, ROTARY, MOE, PICK = Unit("rows"), Unit("rotary"), Unit("moe"), Unit("pick")
-RANDOM = Unit("random")
+RANDOM, STEP = Unit("random"), Unit("step")
 
 
 def shared_units() -> list[Unit]:
     """What every model may need, whatever its heads."""
     matrices = [unit(form) for unit in (linear_unit, tile_unit) for form in FORMS]
-    return [ROWS, ROTARY, MOE, PICK, *matrices]
+    return [ROWS, ROTARY, MOE, PICK, STEP, *matrices]
 
 
 def all_units(head_dims: tuple[int, ...] = (16, 64, 96, 128, 256)) -> list[Unit]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels_numba.gpu.source import FOLDER, Unit, all_units, source
+from kernels_numba.gpu.source import FOLDER, STEP, Unit, all_units, source
 
 nvrtc = pytest.importorskip(
     "cuda.bindings.nvrtc", reason="cuda-bindings is not installed: pip install 'dgpp[dev]'"
@@ -50,6 +50,20 @@ def test_compiles_without_a_word(unit: Unit, architecture: str) -> None:
     assert good, log
     assert code > 1000
     assert not log
+
+
+def test_the_draw_fuses_and_flushes_nothing() -> None:
+    made, program = nvrtc.nvrtcCreateProgram(STEP.text.encode(), b"step.cu", 0, [], [])
+    flags = [*STEP.options(), AS_CUPY, "--gpu-architecture=compute_90"]
+    encoded = [flag.encode() for flag in flags]
+    assert nvrtc.nvrtcCompileProgram(program, len(flags), encoded)[0] == made
+    text = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
+    nvrtc.nvrtcGetPTX(program, text)
+    nvrtc.nvrtcDestroyProgram(program)
+    operations = text.decode()
+    assert "mul.rn.f64" in operations
+    assert "fma" not in operations
+    assert "ftz" not in operations
 
 
 def test_an_error_is_found() -> None:

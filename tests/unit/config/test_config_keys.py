@@ -22,7 +22,7 @@ ENGINE_DEFAULTS = json.loads(
     "expert_gemm_prefetch": 3, "expert_tile_list": true, "expert_gemm_pair": false,
     "ngram_prestage": true, "prefill": "bounded", "rope_scaling": null,
     "default_max_tokens": 256, "file_inputs": null, "queue_limit": 64, "admission_gather_ms": 3,
-    "max_connections": 64, "no_eos": false, "compact_batches": false, "decode_graph": false,
+    "max_connections": 64, "no_eos": false, "compact_batches": false, "decode_graph": true,
     "mtp": false, "reasoning_in_content": false, "mtp_depth": 1, "dflash_model": "",
     "dflash_weights": "checkpoint", "dflash_verify_graph": true, "dflash_draft_batch": true,
     "dflash_depth": 0, "dflash_batch_rows": 0, "prefill_group": true, "l2_prefetch": true,

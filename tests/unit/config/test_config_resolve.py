@@ -133,7 +133,10 @@ def test_missing_file(tmp_path):
     ("document", "message"),
     [
         (engine(mtp_depth=2), "engine.mtp_depth: needs engine.mtp"),
-        (engine(mtp_schedule=True), "engine.mtp_schedule: needs engine.decode_graph"),
+        (
+            engine(mtp_schedule=True, decode_graph=False),
+            "engine.mtp_schedule: needs engine.decode_graph",
+        ),
         (
             engine(mtp_schedule=True, decode_graph=True),
             "engine.mtp_schedule: needs engine.mtp or engine.dflash_model",
@@ -148,7 +151,7 @@ def test_missing_file(tmp_path):
             "engine.dflash_batch_rows: excludes engine.mtp_schedule",
         ),
         (
-            engine(dflash_model="a/b") | {"world_size": 2},
+            engine(dflash_model="a/b", decode_graph=False) | {"world_size": 2},
             "engine.dflash_model: needs engine.decode_graph in a world",
         ),
         (
@@ -364,7 +367,7 @@ def test_digest_covers_what_ranks_share():
         MINIMAL | {"model": "n"},
         MINIMAL | {"world_size": 2},
         engine(queue_limit=63),
-        engine(decode_graph=True),
+        engine(decode_graph=False),
         engine(file_inputs={"workers": 3}),
     ):
         assert digest(read(shared)) != base

@@ -24,7 +24,8 @@ def logits_of(backend, values: np.ndarray):
 def run(backend, values: np.ndarray, k: int, *adjustments: Adjustment):
     rows = values.reshape(max(1, len(adjustments)), -1)
     picker = backend.picker(rows.shape[0], rows.shape[1], k)
-    return picker.pick(logits_of(backend, rows), adjustments or [Adjustment(1.0)])
+    picker.launch(logits_of(backend, rows), adjustments or [Adjustment(1.0)])
+    return picker.collect()
 
 
 def expected_order(logits: np.ndarray) -> np.ndarray:
@@ -84,7 +85,8 @@ def test_zeros_of_both_signs_tie_and_the_lower_id_wins(backend) -> None:
 def adjusted(backend, values: np.ndarray, adjustment: Adjustment):
     picker = backend.picker(1, values.size, 1)
     logits = logits_of(backend, values.reshape(1, -1))
-    picked = picker.pick(logits, [adjustment])
+    picker.launch(logits, [adjustment])
+    picked = picker.collect()
     return picker.adjusted(logits, [0])[0], picked
 
 

@@ -1,0 +1,214 @@
+// One row's token from its candidates: temperature, top-k, min-p, top-p and the draw with a given
+// number, bit for bit as dgpp.sample computes it. One block a row, one thread a candidate; between
+// its barriers every thread takes the same way. Compiled for the host as well (LANES is 1 there), so
+// that the rule can be compared without a device.
+//
+// No sum here is a fused multiply-add, and no float32 subnormal is flushed: dgpp.sample knows
+// neither.
+
+// What a row asks for. `u` in [0, 1) is its random number; `min_p` is the natural logarithm of the
+// least share of the best candidate's mass, -inf for none. A `slot` below 0 makes no pick.
+struct Draw {
+    double u;
+    double top_p;
+    double min_p;
+    double temperature;
+    long long present;
+    int top_k;
+    int greedy;
+    int slot;
+    int unused;
+};
+
+constexpr int MOST_CANDIDATES = 256;
+constexpr int LIMBS = 36;
+
+struct DrawScratch {
+    double scaled[MOST_CANDIDATES];
+    double weights[MOST_CANDIDATES];
+    double masses[MOST_CANDIDATES];
+    unsigned long long limbs[LIMBS];
+    double total;
+    int answer;
+};
+
+constexpr double EXP_MIN = -745.2, EXP_MAX = 709.78;
+constexpr double LOG2_E = 0x1.71547652b82fep+0;
+constexpr double LN2_HIGH = 0x1.62e42feep-1, LN2_LOW = 0x1.a39ef35793c76p-33;
+
+DEVICE inline double power_of_two(int k) {
+    return bits_double(static_cast<unsigned long long>(k + 1023) << 52);
+}
+
+// p * 2^k, rounded once.
+DEVICE inline double scale_by(double p, int k) {
+    if (k > 1023) return multiply(multiply(p, 2.0), power_of_two(k - 1));
+    if (k >= -1021) return multiply(p, power_of_two(k));
+    return multiply(multiply(p, power_of_two(k + 54)), 0x1p-54);
+}
+
+// dgpp.sample.exact.exp
+DEVICE inline double exact_exp(double x) {
+    constexpr double TERMS[14] = {
+        0x1.6124613a86d09p-33, 0x1.1eed8eff8d898p-29, 0x1.ae64567f544e4p-26,
+        0x1.27e4fb7789f5cp-22, 0x1.71de3a556c734p-19, 0x1.a01a01a01a01ap-16,
+        0x1.a01a01a01a01ap-13, 0x1.6c16c16c16c17p-10, 0x1.1111111111111p-7,
+        0x1.5555555555555p-5,  0x1.5555555555555p-3,  0x1.0000000000000p-1,
+        0x1.0000000000000p+0,  0x1.0000000000000p+0};
+    if (!(x >= EXP_MIN)) return 0.0;
+    if (x > EXP_MAX) return bits_double(0x7ff0000000000000ull);
+    const double k = nearest(multiply(x, LOG2_E));
+    const double r = add(add(x, -multiply(k, LN2_HIGH)), -multiply(k, LN2_LOW));
+    double p = TERMS[0];
+    for (int n = 1; n < 14; ++n) p = add(multiply(p, r), TERMS[n]);
+    return scale_by(p, static_cast<int>(k));
+}
+
+// The sum of the first `count` weights, of which the first is 1 and none is larger, rounded once:
+// whole numbers of 2^-1074 in digits of 32 bits.
+DEVICE inline double exact_sum(DrawScratch& s, int count) {
+    SYNC();
+    for (int i = LANE; i < LIMBS; i += LANES) s.limbs[i] = 0;
+    SYNC();
+    for (int i = LANE; i < count; i += LANES) {
+        const unsigned long long bits = double_bits(s.weights[i]);
+        const int exponent = static_cast<int>(bits >> 52);
+        unsigned long long digits = bits & 0xfffffffffffffull;
+        if (exponent > 0) digits |= 1ull << 52;
+        const int place = exponent > 0 ? exponent - 1 : 0, shift = place % 32;
+        const unsigned long long low = digits << shift;
+        const unsigned long long high = shift == 0 ? 0 : digits >> (64 - shift);
+        ATOMIC_ADD(&s.limbs[place / 32], low & 0xffffffffull);
+        ATOMIC_ADD(&s.limbs[place / 32 + 1], low >> 32);
+        ATOMIC_ADD(&s.limbs[place / 32 + 2], high);
+    }
+    SYNC();
+    if (LANE == 0) {
+        unsigned long long carry = 0;
+        int top = 0;
+        for (int i = 0; i < LIMBS; ++i) {
+            carry += s.limbs[i];
+            s.limbs[i] = carry & 0xffffffffull;
+            carry >>= 32;
+            if (s.limbs[i] != 0) top = i;
+        }
+        int highest = 31;
+        while ((s.limbs[top] >> highest & 1) == 0) --highest;
+        // The 64 bits from the highest down, and whether anything lies below them.
+        unsigned long long head = 0;
+        bool rest = false;
+        const int first = 32 * top + highest;
+        for (int i = 0; i <= top; ++i) {
+            const int shift = 32 * i - (first - 63);
+            const unsigned long long limb = s.limbs[i];
+            if (shift >= 0) {
+                head |= limb << shift;
+            } else if (shift > -32) {
+                head |= limb >> -shift;
+                rest |= (limb & ((1ull << -shift) - 1)) != 0;
+            } else {
+                rest |= limb != 0;
+            }
+        }
+        unsigned long long mantissa = head >> 11;
+        const unsigned long long below = head & 0x7ff;
+        if (below > 0x400 || (below == 0x400 && (rest || (mantissa & 1)))) ++mantissa;
+        // The first weight is 1: the sum is a normal number. A carry out moves the exponent up.
+        s.total = bits_double((static_cast<unsigned long long>(first - 52) << 52) + mantissa);
+    }
+    SYNC();
+    return s.total;
+}
+
+// masses[i] = the first `count` weights' shares of their sum, rounded to float32.
+DEVICE inline void shares(DrawScratch& s, int count) {
+    const double total = exact_sum(s, count);
+    for (int i = LANE; i < count; i += LANES) {
+        s.masses[i] = widen(narrow(divide(s.weights[i], total)));
+    }
+    SYNC();
+}
+
+// The first of `count` masses up to which their sum exceeds `threshold` (or meets it, `inclusive`);
+// -1 where it does not.
+DEVICE inline int crossing(DrawScratch& s, int count, double threshold, bool inclusive) {
+    if (LANE == 0) {
+        double mass = 0.0;
+        int at = -1;
+        for (int i = 0; i < count && at < 0; ++i) {
+            mass = add(mass, s.masses[i]);
+            if (mass > threshold || (inclusive && mass == threshold)) at = i;
+        }
+        s.answer = at;
+    }
+    SYNC();
+    const int answer = s.answer;
+    SYNC();
+    return answer;
+}
+
+DEVICE inline int last_positive(const double* masses, int count) {
+    for (int i = count - 1; i > 0; --i) {
+        if (masses[i] > 0.0) return i;
+    }
+    return 0;
+}
+
+// The rank of the token among the `held` candidates, -1 where they do not decide it. `values` are
+// logits in canonical order, `lse` the log-sum-exp of all present ids at the row's temperature.
+DEVICE inline int draw_rank(
+    DrawScratch& s, const Draw& draw, const float* values, int held, double lse) {
+    if (held <= 0) return -1;
+    if (draw.greedy) return 0;
+    for (int i = LANE; i < held; i += LANES) {
+        s.scaled[i] = widen(divide_float(values[i], narrow(draw.temperature)));
+    }
+    SYNC();
+    const double best = s.scaled[0];
+    for (int i = LANE; i < held; i += LANES) {
+        s.weights[i] = i == 0 ? 1.0 : exact_exp(add(s.scaled[i], -best));
+    }
+    SYNC();
+    const bool complete = held >= draw.present;
+    const int top_k = draw.top_k > 0 && draw.top_k < draw.present ? draw.top_k : 0;
+    const bool has_min_p = draw.min_p > -bits_double(0x7ff0000000000000ull);
+    const bool has_top_p = draw.top_p < 1.0;
+    if (!top_k && !has_min_p) {
+        // Shares of the whole distribution, as far as the candidates reach.
+        const double scale = exact_exp(add(best, -lse));
+        for (int i = LANE; i < held; i += LANES) s.masses[i] = multiply(s.weights[i], scale);
+        SYNC();
+        if (!has_top_p) {
+            const int rank = crossing(s, held, draw.u, false);
+            if (rank >= 0 || !complete) return rank;
+            return last_positive(s.weights, held);
+        }
+    }
+    int count = held;
+    if (top_k) {
+        if (held < top_k) return -1;
+        count = top_k;
+    }
+    if (has_min_p) {
+        const double floor = add(best, draw.min_p);
+        int kept = 0;
+        while (kept < count && s.scaled[kept] >= floor) ++kept;
+        if (kept == count && kept == held && !top_k && !complete) return -1;
+        count = kept > 1 ? kept : 1;
+    }
+    if (has_top_p) {
+        if (!top_k && !has_min_p) {
+            const int at = crossing(s, held, draw.top_p, true);
+            if (at < 0 && !complete) return -1;
+            count = at < 0 ? count : at + 1;
+        } else {
+            shares(s, count);
+            const int at = crossing(s, count, draw.top_p, true);
+            count = at < 0 ? count : at + 1;
+        }
+    }
+    if (count == 1) return 0;
+    shares(s, count);
+    const int rank = crossing(s, count, draw.u, false);
+    return rank >= 0 ? rank : last_positive(s.masses, count);
+}
