@@ -86,7 +86,7 @@ class Child:
         message), and exit. Only the first failure counts."""
         if self._end.done():
             return
-        if self._ready or not isinstance(error, DgppError):
+        if not isinstance(error, DgppError) or (self._ready and error.traced):
             traceback.print_exception(error)
         if self._built:
             self._actor.broke(error)

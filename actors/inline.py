@@ -152,7 +152,7 @@ class InlineWorld:
         """`role` broke with `error`; only the first counts."""
         if self.failure.done():
             return
-        if self._ready or not isinstance(error, DgppError):
+        if not isinstance(error, DgppError) or (self._ready and error.traced):
             traceback.print_exception(error)
         said = control.failed(error, exit_status=2 if self._ready else 1)
         if (actor := self.actors.get(role)) is not None:

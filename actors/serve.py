@@ -37,7 +37,7 @@ from dgpp.net.journal_token import load_token
 from dgpp.net.slab import create_slab
 
 LOCALHOST = "127.0.0.1"
-RANK_STALL_S = 2.8
+RANK_STALL_S = 2.6
 """How long rank 0's supervisor may stand still before the other ranks of its host end; its own
 actors end a little sooner and tell the others through the journal."""
 

@@ -38,7 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout_s: float | None = None
     stall_s: float = 2.0
     start_stall_s: float = 60.0
-    supervisor_stall_s: float = 2.5
+    supervisor_stall_s: float = 2.3
     grace_s: float = 1.5
     end_s: float = 2.7
     watchdog_s: float = 30.0

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 
 class DgppError(Exception):
-    """Root of all named errors. `exit_status` is what the process exits with when it is fatal."""
+    """Root of all named errors. `exit_status` is what the process exits with when it is fatal.
+
+    `traced`: whether the place where it was raised tells more than its message, once serving.
+    """
 
     exit_status = 1
+    traced = True
 
 
 class ConfigError(DgppError):

@@ -23,6 +23,8 @@ class RankFailedError(WorldFailedError):
     `cause` is the message without the rank, `age_s` how long ago it happened.
     """
 
+    traced = False
+
     def __init__(self, rank: int, cause: str, age_s: float = 0.0) -> None:
         super().__init__(f"rank {rank}: {cause}")
         self.rank = rank
@@ -34,3 +36,4 @@ class ReleasedError(DgppError):
     """The world ended on another rank: this one has nothing left to do."""
 
     exit_status = 3
+    traced = False

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import random
+import signal
 import threading
+import time
 import urllib.error
 import urllib.request
 
+import psutil
 import pytest
 
 END_S = 3.0
@@ -100,3 +105,92 @@ def test_one_process_a_rank_serves_too(serve):
         assert json.load(answer)["usage"]["completion_tokens"] == 9
     assert server.stop() == 0
     assert "op streams of 2 ranks: identical" in server.log
+
+
+def open_stream(server):
+    """A stream that would run for long; the response, after its first event."""
+    answer = complete(server, max_tokens=4000, stream=True, temperature=1.0, seed=5)
+    return answer, answer.readline()
+
+
+def texts(events):
+    """What a stream's events say, in order."""
+    lines = [line[6:] for line in events.decode().splitlines() if line.startswith("data: {")]
+    found = [json.loads(line) for line in lines]
+    return "".join(event["choices"][0]["text"] for event in found if event.get("choices"))
+
+
+RANK_0 = ("main", "engine", "sampler", "scheduler", "tokenizer", "http")
+OTHERS = ("supervisor", "engine", "sampler", "scheduler")
+QUICK = {(1, "engine", "SIGKILL"), (1, "supervisor", "SIGSTOP"), (0, "main", "SIGSTOP")}
+"""What every change is tried with; the others are long."""
+
+
+def drills():
+    found = []
+    for rank, role in [*((0, r) for r in RANK_0), *((1, r) for r in OTHERS)]:
+        for how in ("SIGKILL", "SIGSTOP"):
+            marks = () if (rank, role, how) in QUICK else pytest.mark.long
+            found.append(pytest.param(rank, role, how, marks=marks, id=f"{role}-{rank}-{how}"))
+    return found
+
+
+@pytest.mark.parametrize(("rank", "role", "how"), drills())
+def test_the_end_of_any_process_of_any_rank_ends_the_world(serve, rank, role, how):
+    server = serve(world_size=2, step_ms=5)
+    stream, first = open_stream(server)
+    family = server.family()
+    victim = psutil.Process(server.process.pid) if role == "main" else server.actor(role, rank)
+    time.sleep(0.2)
+    began = time.monotonic()
+    os.kill(victim.pid, getattr(signal, how))
+    status = server.process.wait(10)
+    while [p for p in family if is_alive(p)]:
+        assert time.monotonic() - began < END_S + SLACK_S, server.log
+        time.sleep(0.01)
+    took = time.monotonic() - began
+    assert status == (-signal.SIGKILL if (role, how) == ("main", "SIGKILL") else 2), server.log
+    check_log(server.log, rank, role, how)
+    try:
+        tail = first + stream.read()
+    except http.client.IncompleteRead as broken:
+        tail = first + broken.partial
+    if role not in ("main", "http"):
+        assert b'"code":"engine_failure"' in tail
+        assert tail.endswith(b"data: [DONE]\n\n")
+        assert f"rank {rank}".encode() in tail
+    print(f"{role} of rank {rank}, {how}: gone after {took:.2f} s")
+    replayed = serve(world_size=2)
+    with complete(replayed, max_tokens=1000, temperature=1.0, seed=5) as answer:
+        whole = json.load(answer)["choices"][0]["text"]
+    said = texts(tail)
+    assert said
+    assert whole.startswith(said)
+
+
+def is_alive(process):
+    """An orphan that ended may stay a zombie: what adopts it need not be quick."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def check_log(log, rank, role, how):
+    """Both ranks name what happened, and each ends with its own status."""
+    lines = log.splitlines()
+    of_main = {r: [line for line in lines if f"main[{r}]" in line] for r in (0, 1)}
+    if role == "main":
+        # Its own log ends with it, or it wakes to find its actors gone.
+        assert any("rank 0 is gone" in line or "rank 0 ended" in line for line in lines), log
+        if how == "SIGSTOP":
+            assert "the supervisor stopped responding" in log
+        return
+    who = f"{role} of rank {rank}" if role != "supervisor" else "rank 1"
+    named = [line for line in of_main[0] if "ERROR" in line]
+    assert any(who in line or f"rank {rank}" in line for line in named), log
+    if role == "supervisor":
+        return
+    what = "was killed by signal 9" if how == "SIGKILL" else "stopped responding"
+    assert any(f"{role} of rank {rank} {what}" in line for line in lines), log
+    assert any("exit_status=" + ("2" if rank else "3") in line for line in of_main[1]), log
