@@ -14,6 +14,8 @@ from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.mimo_v2 import config as mimo_config
 from dgpp.models.mimo_v2.model import MimoModel
 from dgpp.models.observer import Observer
+from dgpp.models.qwen3_5 import config as qwen35_config
+from dgpp.models.qwen3_5.model import Qwen35Model
 from dgpp.net.collective import Collective
 from dgpp.state.declaration import StateDeclaration
 from dgpp.state.pools import StatePools
@@ -95,6 +97,7 @@ class Family:
 
 FAMILIES = {
     "glm4_moe": Family("glm-4.7", glm4_moe_config.parse, Glm4MoeModel),
+    "qwen3_5": Family("qwen3.8-27b", qwen35_config.parse, Qwen35Model),
     "mimo_v2": Family("mimo", mimo_config.parse, MimoModel),
 }
 

@@ -27,6 +27,7 @@ LIMITS = EngineLimits(
     chunk_limit=BLOCK * EACH,
     candidates=8,
 )
+FAMILIES = ["glm-4.7-bf16", "glm-4.7-nvfp4", "mimo-bf16", "qwen3.8-27b-bf16"]
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -39,7 +40,7 @@ def tables() -> SlotTables:
     )
 
 
-@pytest.fixture(scope="module", params=["glm-4.7-bf16", "glm-4.7-nvfp4", "mimo-bf16"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def engine(request, backend_name: str) -> ModelEngine:
     if backend_name == "cuda" and not request.param.startswith("glm-4.7"):
         pytest.skip(f"the CUDA backend does not compute {request.param}")
@@ -119,6 +120,8 @@ def test_prefill_beside_decode_changes_neither(engine: ModelEngine) -> None:
     expected_prefill = driver.read(5, second, len(second))
     driver.read(2, first, 32)
     expected_decode = driver.step(decodes=(DecodeRow(2, len(first), 3),))[0]
+    # A recurrence has taken the row in: its slot is read again.
+    driver.read(2, first, 32)
     driver.engine.forward(Plan(0, closes=(5,), opens=(driver.open(5, second),)))
     chunk = PrefillChunk(5, 0, len(second), last=True)
     both = driver.step(prefills=(chunk,), decodes=(DecodeRow(2, len(first), 3),))

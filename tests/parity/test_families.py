@@ -17,6 +17,8 @@ from dgpp.checkpoint.checkpoint import Checkpoint
 FIXTURES = {
     "mimo-bf16": (1, 2, 4),
     "mimo-mxfp4-fp8": (1, 2, 4),
+    "qwen3.8-27b-bf16": (1, 2, 4),
+    "qwen3.8-27b-fp8": (1, 2, 4),
 }
 
 
@@ -56,6 +58,8 @@ def test_layer_by_layer(name: str) -> None:
         ("mimo-bf16", "mtp1_hidden", "draft level 1 hidden: off by"),
         ("mimo-bf16", "router_ids", "router ids of layer 1: not identical"),
         ("mimo-bf16", "hidden", "hidden after layer 0: off by"),
+        ("qwen3.8-27b-bf16", "mtp_chain_logits", "draft chain: off by"),
+        ("qwen3.8-27b-bf16", "mtp_chain_ids", "draft chain: tokens"),
     ],
 )
 def test_a_wrong_value_fails_by_name(name: str, array: str, failure: str) -> None:

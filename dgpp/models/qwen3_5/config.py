@@ -1,0 +1,151 @@
+"""Qwen3.8-27B's config.json, parsed strictly: the text model's; images are not served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dgpp.checkpoint.formats import BF16, FP8_BLOCK, Format
+from dgpp.models.config_fields import (
+    MOST,
+    SILENT,
+    check_range,
+    check_rotation,
+    check_share,
+    fold_rope,
+    read_fields,
+    refuse,
+)
+
+OUTER = frozenset(
+    {
+        "image_token_id",
+        "video_token_id",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "vision_config",
+        "language_model_only",
+    }
+)
+"""Fields beside the text model's that are about images."""
+FIXED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "attn_output_gate": (True,),
+    "output_gate_type": ("swish", "silu"),
+    "rope_scaling": (None,),
+    "tie_word_embeddings": (False,),
+    "mamba_ssm_dtype": ("float32",),
+    "mtp_use_dedicated_embeddings": (False,),
+}
+KINDS = {"linear_attention", "full_attention"}
+QUANTISED = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
+
+
+class Qwen35Config(msgspec.Struct, frozen=True):
+    """The sizes of a qwen3_5 text model, under the names of config.json.
+
+    `unquantised` names the modules left in bf16; None when nothing is quantised.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    layer_types: tuple[str, ...]
+    linear_conv_kernel_dim: int
+    linear_key_head_dim: int
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_value_head_dim: int
+    rope_theta: float
+    partial_rotary_factor: float
+    max_position_embeddings: int
+    rms_norm_eps: float
+    mtp_num_hidden_layers: int = 0
+    full_attention_interval: int | None = None
+    unquantised: frozenset[str] | None = None
+
+    @property
+    def rotated(self) -> int:
+        """Leading dimensions of a head that rotary embedding turns."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    def full(self, layer: int) -> bool:
+        """Whether a layer has attention over all positions."""
+        return self.layer_types[layer] == "full_attention"
+
+    def format(self, module: str) -> Format:
+        """How the checkpoint stores the matrix of `module`."""
+        if self.unquantised is None or module in self.unquantised:
+            return BF16
+        return FP8_BLOCK
+
+
+def _unquantised(raw: dict[str, Any]) -> frozenset[str] | None:
+    found = raw.pop("quantization_config", None)
+    if found is None:
+        return None
+    for key, wanted in QUANTISED.items():
+        if found.get(key) != wanted:
+            raise refuse(f"quantization_config.{key}", f"is {found.get(key)!r}, not {wanted!r}")
+    return frozenset(str(module) for module in found.get("modules_to_not_convert", []))
+
+
+def _text(config: dict[str, Any]) -> dict[str, Any]:
+    """The text model's fields; what stands beside them is about images or says the same."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise refuse("text_config", "is missing")
+    text = dict(text)
+    for field, value in config.items():
+        if field in OUTER | SILENT | {"text_config", "quantization_config"}:
+            continue
+        if text.setdefault(field, value) != value:
+            raise refuse(field, f"is {value!r}, text_config.{field} {text[field]!r}")
+    rope = text.get("rope_parameters")
+    if isinstance(rope, dict):
+        # Rotary positions of text are the same on all three axes of an image's.
+        text["rope_parameters"] = {
+            key: value
+            for key, value in rope.items()
+            if key not in ("mrope_interleaved", "mrope_section")
+        }
+    return text
+
+
+def _check(config: Qwen35Config) -> None:
+    heads = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+             "linear_value_head_dim")  # fmt: skip
+    check_range(config, {**MOST, **dict.fromkeys(heads, 1 << 14), "linear_conv_kernel_dim": 64})
+    check_share(config, "num_attention_heads", "num_key_value_heads")
+    check_share(config, "linear_num_value_heads", "linear_num_key_heads")
+    check_rotation("partial_rotary_factor", config.rotated, config.head_dim)
+    if len(config.layer_types) != config.num_hidden_layers or not set(config.layer_types) <= KINDS:
+        raise refuse("layer_types", f"is not {config.num_hidden_layers} of {sorted(KINDS)}")
+    if config.linear_conv_kernel_dim < 2:
+        raise refuse("linear_conv_kernel_dim", f"is {config.linear_conv_kernel_dim}, below 2")
+    if not 0 <= config.mtp_num_hidden_layers <= 1:
+        raise refuse("mtp_num_hidden_layers", f"is {config.mtp_num_hidden_layers}, not 0 or 1")
+    if not 0 < config.rms_norm_eps < 1:
+        raise refuse("rms_norm_eps", f"is {config.rms_norm_eps}, not between 0 and 1")
+
+
+def parse(config: dict[str, Any]) -> Qwen35Config:
+    """Qwen35Config from a parsed config.json. Raises CheckpointError naming the field."""
+    unquantised = _unquantised(config := dict(config))
+    raw = _text(config)
+    fold_rope(raw, {"rope_theta", "partial_rotary_factor"})
+    derived = {"unquantised": unquantised}
+    parsed = read_fields(raw, Qwen35Config, "qwen3_5", fixed=FIXED, derived=derived)
+    _check(parsed)
+    return parsed
