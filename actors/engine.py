@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from actors.context import Context, T
 from actors.messages.engine_sampler import FullRow, Selected
 from actors.messages.sampler_engine import WantRow
 from actors.role import Role
+from actors.world import SLAB
 from dgpp.checkpoint.json_file import read_json
 from dgpp.engine.base import Engine, StepTrace
 from dgpp.errors import ConfigError, EngineStalledError
+from dgpp.net.collective import Collective
 from dgpp.sample.candidates import Candidates
 from dgpp.sample.tables import TableWriter, allocate_tables
 from dgpp.sched.plan import Plan
@@ -43,6 +46,7 @@ class EngineActor(Role):
             allocate_tables(limits.slots, limits.vocab_size, 1 + limits.max_drafts)
         )
         self._engine: Engine | None = None
+        self._collective: Collective | None = None
         self._depth = limits.depth
         self._launched: asyncio.Queue[int] = asyncio.Queue()
         self._pace_s = self.boot.settings.engine.step_ms / 1e3
@@ -50,9 +54,18 @@ class EngineActor(Role):
 
     async def start(self) -> None:
         with self.context.loading(f"the {self.boot.backend} engine"):
-            self._engine = await self.context.run_blocking(build_engine, self.boot)
+            self._engine = await self.context.run_blocking(self._build)
         if self._depth:
             self.context.spawn(self._collect())
+
+    def _build(self) -> Engine:
+        if self.boot.settings.world_size > 1 and self.boot.backend != "scripted":
+            self._collective = open_ranks(self.boot, self.context.files.get(SLAB, -1))
+        return build_engine(self.boot, self._collective)
+
+    async def stop(self) -> None:
+        if self._collective is not None:
+            self._collective.close()
 
     async def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
         match message:
@@ -121,8 +134,27 @@ class EngineActor(Role):
         await asyncio.sleep(self._due - now)
 
 
-def build_engine(boot: Boot) -> Engine:
-    """The engine that `boot.backend` names, loaded. Raises named errors of dgpp.errors."""
+def open_ranks(boot: Boot, slab: int) -> Collective:
+    """This rank's end of the collectives that meet in the memfd `slab`, which is closed. Raises
+    ConfigError where there is none: the ranks are on several hosts."""
+    from dgpp.net.choose import open_collective
+
+    engine = boot.settings.engine
+    if slab < 0:
+        raise ConfigError("not supported yet: a model shared out to ranks of several hosts")
+    timeout_s = engine.rendezvous_timeout_ms / 1e3
+    try:
+        return open_collective(
+            engine.collective, boot.backend, boot.device, slab, boot.rank,
+            boot.settings.world_size, timeout_s,
+        )  # fmt: skip
+    finally:
+        os.close(slab)
+
+
+def build_engine(boot: Boot, collective: Collective | None = None) -> Engine:
+    """The engine that `boot.backend` names, loaded, one rank of a world where there is a
+    `collective`. Raises named errors of dgpp.errors."""
     # Imported here: each backend costs its libraries' load time, and only one is used.
     if boot.backend == "scripted":
         from dgpp.engine.script import load_script
@@ -141,11 +173,15 @@ def build_engine(boot: Boot) -> Engine:
             boot.threads,
             backend=boot.backend,
             device=boot.device,
+            collective=collective,
             embed_sharding=boot.settings.engine.embed_sharding,
         )
         engine.warm_up()
         if boot.settings.engine.decode_graph:
             engine.record()
+        if collective is not None:
+            collective.barrier()
+            collective.serve()
         for note in engine.notes():
             level = logging.WARNING if note.startswith(WARNING) else logging.INFO
             _log.log(level, "%s", note.removeprefix(WARNING))

@@ -26,6 +26,7 @@ from dgpp.engine.room import Room, room_for
 from dgpp.engine.script import load_script, max_drafts
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.plan import MIB, MemoryPlan, MemorySettings, plan_memory, require_fit
+from dgpp.net.paths import require_served
 from dgpp.sample.params import SamplingParams
 from dgpp.serve.served import ServedModel, sampling_defaults, with_top_p
 from dgpp.text.codec import TextCodec
@@ -91,8 +92,8 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0) -> Deployment:
     engine = settings.engine
     wanted = settings.device(rank)
     backend, device = choose_backend(engine.backend, wanted)
-    if settings.world_size > 1 and backend != "scripted":
-        raise ConfigError(f"not supported yet: world_size {settings.world_size} on {backend}")
+    if settings.world_size > 1:
+        require_served(engine.collective, backend)
     plan, room = None, None
     if backend == "scripted":
         limits = _scripted_limits(settings, files.directory)
@@ -109,7 +110,7 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0) -> Deployment:
         text=files.text,
         served=_served(settings, files, limits),
         backend=backend,
-        threads=kernel_threads(engine.threads),
+        threads=kernel_threads(engine.threads, settings.nodes.count("localhost")),
         device=wanted,
         version=version(),
         log_json=log_json,
@@ -127,8 +128,10 @@ def model_files(settings: Settings) -> ModelFiles:
 
 def _plan(settings: Settings, files: ModelFiles, backend: str, room: Room) -> MemoryPlan:
     sizes = memory_settings(settings, backend, unified=room.unified)
-    plan = plan_memory(read_json(files.config), sizes)
-    require_fit(plan, room.free_bytes, room.name)
+    plan = plan_memory(read_json(files.config), sizes, settings.world_size)
+    # Ranks on CPUs share the host's memory; each GPU has its own.
+    sharers = settings.nodes.count("localhost") if backend == "cpu" else 1
+    require_fit(plan, room.free_bytes // max(1, sharers), room.name)
     return plan
 
 
@@ -148,15 +151,16 @@ def memory_settings(settings: Settings, backend: str, *, unified: bool) -> Memor
     )
 
 
-def kernel_threads(wanted: int) -> int:
-    """Threads of the CPU backend, as many as Numba starts at most unless fewer are wanted."""
+def kernel_threads(wanted: int, ranks: int = 1) -> int:
+    """Threads of the CPU backend, as many as Numba starts at most unless fewer are wanted; where
+    several `ranks` share this host, its share of them."""
     cores = len(os.sched_getaffinity(0))
     told = os.environ.get("NUMBA_NUM_THREADS", "")
     if told.isascii() and told.isdigit() and int(told):
         cores = min(cores, int(told))
     if wanted > cores:
         raise ConfigError(f"engine.threads: {wanted}, this process may use {cores} cores")
-    return wanted or cores
+    return wanted or max(1, cores // max(1, ranks))
 
 
 def _scripted_limits(settings: Settings, directory: Path) -> EngineLimits:

@@ -24,6 +24,11 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Read when the driver starts. Ranks that are threads need them (dgpp/check/world.py).
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
 @cache
 def backend_names() -> tuple[str, ...]:
     """cpu where Numba loads, cuda where a device can be used."""

@@ -14,7 +14,7 @@ from dgpp.check.expected import Array, Expected, Tolerances
 from dgpp.check.judge import Float32Judge, Judge
 from dgpp.check.report import ForwardReport, LayerError
 from dgpp.check.trace import Taps, Trace, layer_outputs
-from dgpp.check.world import run_world
+from dgpp.check.world import device_of, run_world
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
@@ -30,7 +30,7 @@ SLOTS = 2
 
 class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a check runs. `per_layer` feeds each layer the reference's own input, so that errors do
-    not add up. `threads` are each rank's; rank r of a `world` on a GPU takes device r."""
+    not add up. `threads` are each rank's; rank r of a `world` takes GPU r, as far as there are."""
 
     threads: int = 2
     per_layer: bool = False
@@ -179,7 +179,7 @@ def _run_rank(
         options.threads,
         drafts=bool(_draft_levels(expected)),
         backend=options.backend,
-        device=rank,
+        device=device_of(rank, options.backend),
         collective=collective,
         embed_sharding=options.embed_sharding,
     )
@@ -233,7 +233,9 @@ def check_checkpoint(
     """
     answer = _answer(expected)
     limits = _limits(checkpoint.config, len(expected["ids"]) + len(answer))
-    runs = run_world(options.world, partial(_run_rank, checkpoint, expected, limits, options))
+    runs = run_world(
+        options.world, partial(_run_rank, checkpoint, expected, limits, options), options.backend
+    )
     trace, states, taps = runs[0].trace, runs[0].states, runs[0].taps
     alone = _alone(expected, options, states)
     gaps = partial(_float32_gaps, checkpoint, expected, limits, options.threads) if alone else None

@@ -217,7 +217,8 @@ class ModelEngine:
         local = RowSelector(picker, self.model.vocabulary)
         selector: RowSelector | ShardedSelector = local
         if self.collective is not None:
-            selector = ShardedSelector(local, self.collective, self._slices)
+            merged = self.collective.merge(picker, self._slices)
+            selector = ShardedSelector(local, self.collective, self._slices, merged=merged)
         return _Lane(self.backend.logits(sampled, own), selector)
 
     def _lane_of(self, step: int) -> _Lane:

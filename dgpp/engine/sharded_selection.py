@@ -22,15 +22,23 @@ F32Array = npt.NDArray[np.float32]
 class ShardedSelector:
     """As `RowSelector`, with the same result on every rank: that of the whole rows.
 
-    `slices` are the ids of each rank. Every call is a collective of all ranks.
+    `slices` are the ids of each rank. `merged`: the picker of `local` gives candidates of whole
+    rows already. Every call is a collective of all ranks.
     """
 
-    def __init__(self, local: RowSelector, collective: Collective, slices: Sequence[range]) -> None:
+    def __init__(
+        self,
+        local: RowSelector,
+        collective: Collective,
+        slices: Sequence[range],
+        *,
+        merged: bool = False,
+    ) -> None:
         self._local = local
+        self._merged = merged
         self._collective = collective
         self._slices = slices
         self._first = slices[collective.rank].start
-        self._found: Candidates
         self.began_ns = self.ended_ns = 0
 
     def warm_up(self, logits: Logits) -> None:
@@ -44,22 +52,17 @@ class ShardedSelector:
         tables: SlotTables,
         draws: Sequence[Draw] = (),
     ) -> None:
-        """As `RowSelector.launch`, all of it at once, without picks: those are the world's."""
-        self._found = self.select(logits, slots, params, tables)
+        """As `RowSelector.launch` with `logits` [R, own slice]. Picks are made where candidates are
+        merged before them."""
+        self._local.launch(logits, slots, params, tables, draws if self._merged else ())
 
     def collect(self) -> Candidates:
-        return self._found
-
-    def select(
-        self,
-        logits: Logits,
-        slots: Sequence[int],
-        params: Sequence[SamplingParams],
-        tables: SlotTables,
-    ) -> Candidates:
-        """Candidates of the whole rows; `logits` [R, own slice]."""
-        own = self._local.select(logits, slots, params, tables)
+        """Candidates of the whole rows. Raises CollectiveError where ranks could not make them."""
+        own = self._local.collect()
         self._collective.check()
+        self.began_ns, self.ended_ns = self._local.began_ns, self._local.ended_ns
+        if self._merged or not len(own.held):
+            return own
         parts = self._collective.all_gather(_pack(own, self._first))
         rows, wanted = own.ids.shape
         told = _unpack(parts, rows, wanted)
@@ -74,6 +77,17 @@ class ShardedSelector:
         )
         found.held[:] = merge_rows(told.ids, told.logits, told.held, found.ids, found.logits)
         return found
+
+    def select(
+        self,
+        logits: Logits,
+        slots: Sequence[int],
+        params: Sequence[SamplingParams],
+        tables: SlotTables,
+    ) -> Candidates:
+        """`launch` and `collect`."""
+        self.launch(logits, slots, params, tables)
+        return self.collect()
 
     def adjusted(self, logits: Logits, rows: Sequence[int]) -> F32Array:
         """float32 [len(rows), V]: the whole rows as the last `select` saw them, bit for bit."""

@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 
-from dgpp.config.engine_settings import EngineSettings
-from dgpp.errors import ConfigError
+from dgpp.errors import DgppError
 from dgpp.net.collective import Collective
+from dgpp.net.paths import require_served
 from dgpp.net.shm import ShmCollective
 from kernels_numba.cpu.memory import Block
 
@@ -19,36 +19,41 @@ PROBES = 50
 PROBE_WIDTH = 5120
 
 
-def require_served(engine: EngineSettings, backend: str) -> None:
-    """Raises ConfigError where engine.collective cannot serve `backend`."""
-    wanted = engine.collective
-    if wanted == "verbs":
-        raise ConfigError("not supported yet: engine.collective verbs")
-    if wanted == "nccl" and backend != "cuda":
-        raise ConfigError(f"engine.collective: nccl is of GPUs, the backend is {backend}")
-    if wanted == "shm" and backend == "cuda":
-        raise ConfigError(
-            "engine.collective: shm sums in the host's memory, which a GPU's graphs cannot wait "
-            "for; leave it at auto, or take nccl"
-        )
-
-
 def open_collective(
-    engine: EngineSettings, backend: str, slab_fd: int, rank: int, world: int
+    wanted: str, backend: str, device: int, slab_fd: int, rank: int, world: int, timeout_s: float
 ) -> Collective:
-    """This rank's end of the world that meets in the slab `slab_fd`, joined; every rank calls it.
+    """This rank's end of the world that meets in the slab `slab_fd`, joined within `timeout_s`
+    (engine.rendezvous_timeout_ms); every rank calls it. `wanted` is engine.collective, `device` a
+    GPU's number.
 
-    Raises ConfigError or CollectiveError. What was chosen and its latency are logged.
+    Raises ConfigError or CollectiveError. What was chosen and the host's latency are logged.
     """
-    require_served(engine, backend)
+    require_served(wanted, backend)
     host = ShmCollective(slab_fd, rank, world)
-    host.join(engine.rendezvous_timeout_ms / 1e3)
-    seconds = probe_latency(host)
+    try:
+        host.join(timeout_s)
+        seconds = probe_latency(host)
+        path: Collective = host if backend != "cuda" else _of_devices(wanted, host, device)
+    except DgppError:
+        host.close()
+        raise
     _log.info(
-        "collective %s: rank %d of %d, an all-reduce of %d KiB takes %.1f us",
-        host.name, rank, world, 4 * PROBE_WIDTH >> 10, seconds * 1e6,
+        "collective %s: rank %d of %d, the host's sum of %d KiB takes %.1f us",
+        path.name, rank, world, 4 * PROBE_WIDTH >> 10, seconds * 1e6,
     )  # fmt: skip
-    return host
+    return path
+
+
+def _of_devices(wanted: str, host: ShmCollective, device: int) -> Collective:
+    """Peer-to-peer where every device reaches every other one, else NCCL: the same on all ranks."""
+    from dgpp.net.nccl import open_nccl
+    from dgpp.net.p2p import open_p2p
+    from kernels_numba.gpu.device import reaches
+
+    devices = [int(told[0]) for told in host.all_gather(np.array([device]))]
+    able = wanted == "auto" and reaches(device, devices)
+    everybody = bool(host.all_gather(np.array([able])).all())
+    return open_p2p(host) if everybody else open_nccl(host)
 
 
 def probe_latency(collective: ShmCollective) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 import numpy.typing as npt
 
-from kernels_numba.backend import Backend, Tensor
+from kernels_numba.backend import Backend, Picker, Tensor
 from kernels_numba.meeting import BF16_WIRE, F32_WIRE
 
 
@@ -51,6 +52,10 @@ class Collective(Protocol):
 
     def partial(self, backend: Backend, width: int) -> Tensor:
         """float32 activations to be summed, where `all_reduce` reads them best."""
+
+    def merge(self, picker: Picker, slices: Sequence[range]) -> bool:
+        """Let `picker` find the candidates of whole rows by itself, of which rank r has the ids
+        `slices[r]`; False where it cannot, and the host has to merge them."""
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """[world, *shape]: the host array of every rank, all of one shape and dtype."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from dgpp.net.errors import (
 from dgpp.net.futex import futex_wait, futex_wake
 from dgpp.net.slab import SLOT_BYTES, Slab
 from dgpp.net.watch import LOADING, LOOK_S, SERVING, Beater, Limits, Patience
-from kernels_numba.backend import Backend, Tensor
+from kernels_numba.backend import Backend, Picker, Tensor
 from kernels_numba.cpu import exchange
 from kernels_numba.cpu.memory import Block, allocate
 from kernels_numba.meeting import GENERATION, LINE_BYTES
@@ -64,8 +65,8 @@ class ShmCollective:
         self.beater = Beater(self._beat)
         self._wire = wire
         self._serving, self._limits = serving, loading
-        self._slab = Slab(fd, rank, world, slot_bytes)
-        self._line = self._slab.line(rank)
+        self.slab = Slab(fd, rank, world, slot_bytes)
+        self._line = self.slab.line(rank)
         self._spins = _spins(world)
         self._sums = Block(allocate((1, VECTOR), np.float32))
         self._counts = dict.fromkeys(_Kind, 0)
@@ -77,7 +78,7 @@ class ShmCollective:
 
     def join(self, timeout_s: float = RENDEZVOUS_S) -> None:
         """Meet the other ranks. Raises PeerAbsentError naming those that did not come."""
-        slab = self._slab
+        slab = self.slab
         slab.enter()
         self.beater.start()
         tries = max(1, int(timeout_s / _JOIN_POLL_S))
@@ -104,9 +105,9 @@ class ShmCollective:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._slab.leave()
+            self.slab.leave()
             self.beater.stop()
-            self._slab.close()
+            self.slab.close()
 
     def statistics(self) -> CollectiveStatistics:
         counts = self._counts
@@ -126,17 +127,20 @@ class ShmCollective:
     def partial(self, backend: Backend, width: int) -> Tensor:
         return backend.tensor(width, wide=True)
 
+    def merge(self, picker: Picker, slices: Sequence[range]) -> bool:
+        return False
+
     def all_reduce(self, count: int, partial: Block, out: Block, *, add: bool = True) -> None:
         width, wire = partial.width, int(self._wire)
         if out.width != width:
             raise CollectiveMismatchError(
                 f"collective: rows of {width} values cannot be summed into rows of {out.width}"
             )
-        room = self._slab.slot_bytes // (wire * width)
+        room = self.slab.slot_bytes // (wire * width)
         if room == 0:
             raise CollectiveMismatchError(
                 f"collective: a row of {wire * width} bytes exceeds a slot of "
-                f"{self._slab.slot_bytes}"
+                f"{self.slab.slot_bytes}"
             )
         if self._sums.width < width:
             self._sums = Block(allocate((1, -(-width // VECTOR) * VECTOR), np.float32))
@@ -145,11 +149,11 @@ class ShmCollective:
             generation = self._next(_Kind.ALL_REDUCE, wire * rows * width)
             exchange.put_rows(
                 partial.address + first * partial.stride, partial.stride, rows, width, wire,
-                self._slab.slot(self.rank, generation),
+                self.slab.slot(self.rank, generation),
             )  # fmt: skip
             self._meet(_Kind.ALL_REDUCE, wire * rows * width)
             exchange.sum_rows(
-                self._slab.slot(0, generation), 2 * self._slab.slot_bytes, self.world, rows, width,
+                self.slab.slot(0, generation), 2 * self.slab.slot_bytes, self.world, rows, width,
                 wire, self._sums.address, out.address + first * out.stride, out.stride, int(add),
             )  # fmt: skip
 
@@ -157,11 +161,11 @@ class ShmCollective:
         sent = np.ascontiguousarray(values)
         flat = sent.reshape(-1).view(np.uint8)
         out = np.empty((self.world, flat.size), np.uint8)
-        step = self._slab.slot_bytes
+        step = self.slab.slot_bytes
         for first in range(0, max(flat.size, 1), step):
             part = flat[first : first + step]
             generation = self._next(_Kind.ALL_GATHER, part.size)
-            slots = self._slab.slots[:, generation & 1, : part.size]
+            slots = self.slab.slots[:, generation & 1, : part.size]
             slots[self.rank] = part
             self._meet(_Kind.ALL_GATHER, part.size)
             out[:, first : first + part.size] = slots
@@ -187,14 +191,14 @@ class ShmCollective:
         """Publish this rank's part and return when everyone's is there."""
         generation = self.generation
         tag = kind << 56 | self._wire << 48 | size
-        lines, world = self._slab.lines, self.world
+        lines, world = self.slab.lines, self.world
         if exchange.publish(self._line, tag, generation):
             futex_wake(self._line + GENERATION)
         if exchange.missing(lines, world, generation, self._spins) >= 0:
             self._wait(f"{_describe(tag)} (number {generation})")
         other = exchange.other_tag(lines, world, generation, tag)
         if other >= 0:
-            theirs = exchange.tag_of(self._slab.line(other), generation)
+            theirs = exchange.tag_of(self.slab.line(other), generation)
             self._fail(
                 other,
                 CollectiveMismatchError(
@@ -205,8 +209,8 @@ class ShmCollective:
 
     def _wait(self, what: str) -> None:
         began = time.perf_counter()
-        patience = Patience(self._slab, self._limits, what)
-        lines, world, generation = self._slab.lines, self.world, self.generation
+        patience = Patience(self.slab, self._limits, what)
+        lines, world, generation = self.slab.lines, self.world, self.generation
         rank = exchange.missing(lines, world, generation, 0)
         self._waits += 1
         if rank >= 0:
@@ -223,7 +227,7 @@ class ShmCollective:
 
     def _sleep_on(self, rank: int) -> bool:
         """Sleep until `rank` publishes something; False when it did not for LOOK_S."""
-        line = self._slab.line(rank)
+        line = self.slab.line(rank)
         seen = exchange.lie_down(line)
         try:
             return seen >= self.generation or futex_wait(line + GENERATION, seen, LOOK_S)
@@ -232,7 +236,7 @@ class ShmCollective:
 
     def _heed_blame(self, what: str) -> None:
         for rank in range(self.world):
-            blamed = self._slab.blamed(rank)
+            blamed = self.slab.blamed(rank)
             if rank != self.rank and blamed >= 0:
                 self._fail(
                     blamed,
@@ -242,11 +246,11 @@ class ShmCollective:
     def _fail(self, rank: int, error: CollectiveError) -> None:
         """Nothing more is done in this world: the others hear of it when they next look."""
         self._broken = error
-        self._slab.blame(rank)
+        self.slab.blame(rank)
         raise error
 
     def _beat(self) -> None:
-        self._slab.beat()
+        self.slab.beat()
 
 
 def _describe(tag: int) -> str:

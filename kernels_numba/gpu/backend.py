@@ -29,9 +29,11 @@ from kernels_numba.gpu.experts import Mixture, RouteHandle
 from kernels_numba.gpu.graph import StepGraphs, reaches
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaMatrix, CudaTensor, CudaVector, Staging
+from kernels_numba.gpu.nccl import NcclRanks
 from kernels_numba.gpu.picker import CudaPicker
 from kernels_numba.gpu.plane import CudaPlane
 from kernels_numba.gpu.project import Project
+from kernels_numba.gpu.ranks import RankMemory
 from kernels_numba.gpu.source import ROTARY, ROWS, STEP, padded_head, shared_units
 from kernels_numba.gpu.store import CudaStore
 from kernels_numba.weights import Form, Part
@@ -210,6 +212,16 @@ class CudaBackend:
     def logits(self, rows: int, vocab: int) -> CudaTensor:
         self._enter()
         return CudaTensor(rows, vocab, wide=True)
+
+    def rank_memory(self, rank: int, world: int, width: int) -> RankMemory:
+        """Room for sums over the GPUs of this host, of as many rows as a step has."""
+        self._enter()
+        return RankMemory(self._kernels, self.device.index, rank, world, self.capacity, width)
+
+    def nccl_ranks(self, identity: bytes, rank: int, world: int, width: int) -> NcclRanks:
+        """The same through NCCL; returns when all ranks have called it."""
+        self._enter()
+        return NcclRanks(self._kernels, identity, rank, world, self.capacity, width)
 
     def picker(self, rows: int, vocab: int, candidates: int) -> CudaPicker:
         self._enter()

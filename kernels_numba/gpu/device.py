@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +86,22 @@ def open_device(index: int = 0) -> Device:
         driver,
         bool(properties.get("integrated", 0)),
     )
+
+
+def device_count() -> int:
+    """CUDA devices of this machine; 0 where none can be used."""
+    runtime = load_cupy().cuda.runtime
+    try:
+        return int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError:
+        return 0
+
+
+def reaches(index: int, others: Iterable[int]) -> bool:
+    """Whether device `index` can read and write the memory of all `others`. A device that stands
+    for several ranks reaches itself."""
+    runtime = load_cupy().cuda.runtime
+    return all(other == index or runtime.deviceCanAccessPeer(index, other) for other in others)
 
 
 def _driver(runtime: Any) -> int:

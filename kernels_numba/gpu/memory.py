@@ -40,11 +40,21 @@ class CudaTensor:
 
     def __init__(self, rows: int, width: int, *, wide: bool) -> None:
         cupy = load_cupy()
-        self.width = width
-        self.wide = int(wide)
-        self.stride = padded(width)
-        self.array = cupy.zeros((rows, self.stride), cupy.float32 if wide else cupy.uint16)
-        self.pointer = int(self.array.data.ptr)
+        kind = cupy.float32 if wide else cupy.uint16
+        self._take(cupy.zeros((rows, padded(width)), kind), width, int(wide))
+
+    def _take(self, array: Any, width: int, wide: int) -> None:
+        self.width, self.wide, self.stride = width, wide, int(array.shape[1])
+        self.array = array
+        self.pointer = int(array.data.ptr)
+
+    @classmethod
+    def over(cls, memory: Any, rows: int, width: int) -> CudaTensor:
+        """float32 over memory that something else owns."""
+        cupy = load_cupy()
+        tensor = cls.__new__(cls)
+        tensor._take(cupy.ndarray((rows, padded(width)), cupy.float32, memory), width, 1)
+        return tensor
 
     @property
     def target(self) -> tuple[int, int, int]:

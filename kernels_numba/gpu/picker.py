@@ -12,6 +12,7 @@ from kernels_numba.backend import Adjustment, Draw, F32Array, Picked
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaTensor, Staging
+from kernels_numba.gpu.ranks import CandidateMerge
 from kernels_numba.gpu.source import PICK, STEP
 
 CHUNK = 256
@@ -91,13 +92,25 @@ class CudaPicker:
             self._bias = cupy.zeros(vocab, cupy.float32)
             self._mask = cupy.zeros(-(-vocab // 32), cupy.uint32)
             self._fields = self._lay_out(rows, wanted)
-            # One buffer, so that the results come in one copy.
-            self._results = cupy.zeros(sum(words for _, words in self._fields.values()), np.uint32)
+            # One buffer of whole eight bytes, so that the results come in one copy.
+            words = sum(words for _, words in self._fields.values())
+            self._results = cupy.zeros(words + words % 2, np.uint32)
         memory = cupy.cuda.alloc_pinned_memory(self._results.nbytes)
         self._host = np.frombuffer(memory, np.uint32, self._results.size)
         self._capacity = rows
         self._is_adjusted = [False] * rows
         self._masked: list[bool] = []
+        self._whole = vocab
+        self._merge: CandidateMerge | None = None
+
+    def merge_over(self, ranks: Any, starts: Sequence[int], whole: int) -> None:
+        """From now on results are those of rows of `whole` ids, of which every rank of `ranks` has
+        a slice that begins at its `starts`."""
+        self._whole = whole
+        places = [4 * self._fields[name][0] for name in ("values", "ids", "held", "present")]
+        self._merge = CandidateMerge(
+            self._kernels, ranks, starts, self._results, (self._wanted, *places)
+        )
 
     @staticmethod
     def _lay_out(rows: int, wanted: int) -> dict[str, tuple[int, int]]:
@@ -157,7 +170,7 @@ class CudaPicker:
             for name, (first, words) in self._fields.items()
         }
         present = fields["present"].view(np.int32)[:count]
-        present[~np.array(self._masked, bool)] = self._size
+        present[~np.array(self._masked, bool)] = self._whole
         shape = (self._capacity, self._wanted)
         began, ended = fields["times"].view(np.uint64).tolist() if count else (0, 0)
         return Picked(
@@ -186,7 +199,7 @@ class CudaPicker:
                 self._adjust(logits, r, adjustment)
         # How many ids a mask leaves is known on the device alone, so masked rows are not drawn.
         draws = draw_table(
-            [(None if a.mask is not None else a.draw, a.temperature, size) for a in rows]
+            [(None if a.mask is not None else a.draw, a.temperature, self._whole) for a in rows]
         )
         at = int(self._rows.data.ptr)
         drawn_at = at + table.nbytes
@@ -207,6 +220,8 @@ class CudaPicker:
              self._wanted, ids, values, held, lse),
             SORT_BYTES,
         )  # fmt: skip
+        if self._merge is not None:
+            self._merge.run(count)
         launch(
             STEP, "draw_rows", (count,), DRAW_THREADS,
             (drawn_at, self._wanted, ids, values, held, lse, self._pointer("picks"), self._picks,

@@ -26,6 +26,7 @@ class Unit:
 
     name: str
     defines: tuple[tuple[str, int], ...] = ()
+    flags: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -34,7 +35,7 @@ class Unit:
     def options(self) -> tuple[str, ...]:
         """NVRTC's options beside the architecture and CuPy's own. No fast math: bits are
         promised."""
-        return ("-std=c++17", *(f"-D{name}={value}" for name, value in self.defines))
+        return ("-std=c++17", *self.flags, *(f"-D{name}={value}" for name, value in self.defines))
 
     def __str__(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self.defines)
@@ -63,7 +64,11 @@ def padded_head(head_dim: int) -> int:
 
 
 ROWS, ROTARY, MOE, PICK = Unit("rows"), Unit("rotary"), Unit("moe"), Unit("pick")
-RANDOM, STEP = Unit("random"), Unit("step")
+RANDOM, STEP, COLLECTIVE = (
+    Unit("random"),
+    Unit("step"),
+    Unit("collective", flags=("-device-int128",)),
+)
 
 
 def shared_units() -> list[Unit]:
@@ -74,4 +79,4 @@ def shared_units() -> list[Unit]:
 
 def all_units(head_dims: tuple[int, ...] = (16, 64, 96, 128, 256)) -> list[Unit]:
     """Every source in every form it is compiled in, for heads of these widths."""
-    return [*shared_units(), RANDOM, *map(attention_unit, head_dims)]
+    return [*shared_units(), RANDOM, COLLECTIVE, *map(attention_unit, head_dims)]

@@ -87,6 +87,9 @@ def test_sampling_defaults_reach_the_front_ends(name, value):
 def test_threads_are_the_ones_that_run(monkeypatch):
     cores = len(os.sched_getaffinity(0))
     assert launch.kernel_threads(0) == launch.kernel_threads(cores) == cores
+    assert launch.kernel_threads(0, 2 * cores) == 1
+    assert launch.kernel_threads(0, 2) == max(1, cores // 2)
+    assert launch.kernel_threads(cores, 2) == cores
     with pytest.raises(ConfigError, match=rf"engine\.threads: {cores + 1}, .* {cores} cores"):
         launch.kernel_threads(cores + 1)
     monkeypatch.setenv("NUMBA_NUM_THREADS", "1")

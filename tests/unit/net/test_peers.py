@@ -119,7 +119,7 @@ def test_a_world_of_another_shape_in_a_slab_of_the_same_size_is_refused() -> Non
         ShmCollective(fd, 1, 4, slot_bytes=2 * SLOT),
     ]
     try:
-        ranks[1]._slab.enter()
+        ranks[1].slab.enter()
         with pytest.raises(
             CollectiveMismatchError,
             match=f"rank 1 has world 4 instead of 2, slot bytes {2 * SLOT} instead of {4 * SLOT}",
