@@ -82,11 +82,13 @@ class Attend:
                 (queries.pointer, queries.stride, *rows.handle.metadata, first, *shape,
                  *plane.addresses, plane.block_tokens, partials),
                 plane.span_bytes,
+                early=True,
             )  # fmt: skip
             self._kernels.launch(
                 plane.unit, "attend_merge", (group * kv_heads, taken), plane.padded,
                 (partials, spans, rows.handle.positions, first, group, kv_heads, dim, scale,
                  out.pointer, out.stride),
+                early=True,
             )  # fmt: skip
 
     def _make_room(self, floats: int) -> None:

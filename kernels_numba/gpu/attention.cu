@@ -159,6 +159,8 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT_WARPS) attend_split(
     __shared__ u32 weights[SPAN / 16][4][32];
     uint4* shared_keys = reinterpret_cast<uint4*>(memory);
     uint4* shared_values = shared_keys + SPAN * UNITS;
+    let_next_start();
+    wait_for_previous();
     const i64 row = row0 + blockIdx.z, last = positions[row];
     const i64 first = static_cast<i64>(blockIdx.x) * SPAN;
     if (first > last) return;
@@ -250,6 +252,8 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT_WARPS) attend_split(
 extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(
     const float* partials, i64 spans, const int* positions, i64 row0, i64 group, i64 kv_heads,
     i64 dim, double scale, u16* out, i64 out_stride) {
+    let_next_start();
+    wait_for_previous();
     const i64 blocks = (group + TILE_HEADS - 1) / TILE_HEADS;
     const i64 row = row0 + blockIdx.y, head = blockIdx.x, inner = head % group;
     const i64 tile = head / group * blocks + inner / TILE_HEADS;

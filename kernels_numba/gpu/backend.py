@@ -234,8 +234,9 @@ class CudaBackend:
         data, stride, scale, scale_stride, factors = table.weights
         self._kernels.launch(
             ROWS, "embed", (rows.count, -(-out.width // THREADS)), THREADS,
-            (rows.handle.tokens, first, table.rows, int(table.form), data, stride, scale,
-             scale_stride, factors, out.width, *out.target),
+            (rows.handle.tokens, first, table.rows, int(table.form), table.group, data, stride,
+             scale, scale_stride, factors, out.width, *out.target),
+            early=True,
         )  # fmt: skip
 
     def norm(self, rows: Rows, x: CudaTensor, norm: Norm, out: CudaTensor) -> None:
@@ -246,6 +247,7 @@ class CudaBackend:
             self._kernels.launch(
                 ROWS, "copy_rows", (rows.count, -(-x.width // THREADS)), THREADS,
                 (*x.target, x.width, *out.target, at),
+                early=True,
             )  # fmt: skip
 
     def write(self, x: CudaTensor, values: F32Array) -> None:
@@ -332,6 +334,7 @@ class CudaBackend:
              0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
              attention.angles.pointer, attention.angles.width // 2, queries.pointer,
              queries.stride, *plane.addresses, plane.block_tokens),
+            early=True,
         )  # fmt: skip
 
     def attend_paged(

@@ -75,17 +75,46 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+// Copies to shared memory that the thread which started them waits for itself. `PENDING` are the
+// groups, newest first, that may still be on their way.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
+                     ::"r"(shared_address(to)), "l"(from) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                     ::"r"(shared_address(to)), "l"(from), "n"(BYTES) : "memory");
+    }
+}
+
 __device__ __forceinline__ void copy_async_16(u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 __device__ __forceinline__ void copy_async_8(u32 to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;"); }
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int PENDING>
 __device__ __forceinline__ void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING));
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Kernels of a step may be launched before the one in front of them has ended. Every kernel launched
+// so waits before it touches anything but weights, and says at its start that the next may come:
+// its blocks then take the places that this one's leave, and load their first weights.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Until everything launched before has ended and can be read.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }

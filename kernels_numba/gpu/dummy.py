@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kernels_numba.gpu.kernels import Kernels
-from kernels_numba.gpu.memory import FACTOR_SCALE, CudaMatrix
+from kernels_numba.gpu.memory import FACTOR_SCALE, FP8_GROUPS, CudaMatrix
 from kernels_numba.gpu.source import RANDOM
-from kernels_numba.weights import DUMMY_DEVIATION, Form
+from kernels_numba.weights import DUMMY_DEVIATION, LAYOUTS, Form
 
 BLOCKS, THREADS = 4096, 256
-SCALE_LOW, SCALE_SPAN = 0x38, 8
+CODE_LOW, CODE_SPAN = 0x38, 8
 """e4m3 codes 1 … 1.875."""
-CODE_DEVIATION = 3.0 * 1.4
-"""Of a random e2m1 code times a random scale, about."""
+E4M3_DEVIATION = 1.47
+"""Of such a code of either sign."""
+E2M1_DEVIATION = 3.0 * 1.4
+"""Of a random e2m1 code times such a scale, about."""
 
 
 def dummy_matrix(kernels: Kernels, form: Form, rows: int, columns: int, seed: int) -> CudaMatrix:
     """Values of deviation DUMMY_DEVIATION; the padding of K stays zero."""
-    matrix = CudaMatrix(form, rows, columns)
+    matrix = CudaMatrix(form, rows, columns, FP8_GROUPS[0] if LAYOUTS[form].grid else 0)
     data, scale = matrix.data, matrix.scale
+
+    def fill(array: Any, salt: int, low: int, span: int, signs: int) -> None:
+        arguments = (int(array.data.ptr), array.size, seed + salt, low, span, signs)
+        kernels.launch(RANDOM, "fill_bytes", (BLOCKS,), THREADS, arguments)
+
     if form is Form.BF16:
         arguments = (int(data.data.ptr), data.size, seed, DUMMY_DEVIATION)
         kernels.launch(RANDOM, "fill_bf16", (BLOCKS,), THREADS, arguments)
         data[:, columns:] = 0
-        return matrix
-    codes = (int(data.data.ptr), data.size, seed, 0, 256)
-    scales = (int(scale.data.ptr), scale.size, seed + 1, SCALE_LOW, SCALE_SPAN)
-    kernels.launch(RANDOM, "fill_bytes", (BLOCKS,), THREADS, codes)
-    kernels.launch(RANDOM, "fill_bytes", (BLOCKS,), THREADS, scales)
-    scale[:, columns // 16 :] = 0
-    matrix.factors.fill(FACTOR_SCALE * DUMMY_DEVIATION / CODE_DEVIATION)
+    elif form is Form.FP8_BLOCK:
+        fill(data, 0, CODE_LOW, CODE_SPAN, 0x80)
+        data[:, columns:] = 0
+        scale.fill(DUMMY_DEVIATION / E4M3_DEVIATION)
+    else:
+        fill(data, 0, 0, 256, 0)
+        fill(scale, 1, CODE_LOW, CODE_SPAN, 0)
+        scale[:, columns // 16 :] = 0
+        matrix.factors.fill(FACTOR_SCALE * DUMMY_DEVIATION / E2M1_DEVIATION)
     return matrix

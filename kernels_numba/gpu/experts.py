@@ -10,7 +10,7 @@ from kernels_numba.backend import Experts, Routing
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaMatrix, CudaTensor
-from kernels_numba.gpu.project import FEW, Grouping, Project, Shape
+from kernels_numba.gpu.project import FEW, Grouping, Project, Shape, widest_tile
 from kernels_numba.gpu.source import MOE
 
 GROUP_THREADS = 1024
@@ -31,7 +31,7 @@ class RouteHandle:
         self.ids = cupy.zeros((capacity, top), cupy.int32)
         self.weights = cupy.zeros((capacity, top), cupy.float32)
         self.places = cupy.zeros((2, capacity * top), cupy.int32)
-        self.tiles = cupy.zeros((capacity * top, 4), cupy.int32)
+        self.tiles = cupy.zeros((capacity * top + 1, 4), cupy.int32)
         self.pointers = (int(self.ids.data.ptr), int(self.weights.data.ptr))
         self.source, self.place = (int(row.data.ptr) for row in self.places)
         self.tiles_at = int(self.tiles.data.ptr)
@@ -59,11 +59,12 @@ class Mixture:
             MOE, "route_sigmoid", (count,), 32,
             (self._scores.pointer, self._scores.stride, routing.bias.pointer, routing.experts,
              routing.top, int(routing.normalise), routing.scale, *handle.pointers),
+            early=True,
         )  # fmt: skip
 
-    def _group(self, count: int, number: int, handle: RouteHandle) -> Grouping:
+    def _group(self, count: int, number: int, handle: RouteHandle, widest: int) -> Grouping:
         pairs = count * handle.top
-        shape = NARROW if pairs < WIDE.size // 2 * number else WIDE
+        shape = NARROW if pairs < WIDE.size // 2 * number or widest < WIDE.size else WIDE
         if count <= FEW[-1]:
             shape = STREAMED
         most = min(min(number, pairs) + pairs // shape.size, pairs)
@@ -71,8 +72,10 @@ class Mixture:
             MOE, "group_by_expert", (1,), GROUP_THREADS,
             (handle.pointers[0], pairs, handle.top, number, shape.size, most, handle.source,
              handle.place, handle.tiles_at),
+            early=True,
         )  # fmt: skip
-        return Grouping(handle.tiles_at, handle.source, most, shape)
+        used = handle.tiles_at + 16 * most
+        return Grouping(handle.tiles_at, used, handle.source, most, shape)
 
     def moe(
         self,
@@ -92,17 +95,18 @@ class Mixture:
         inner = self._inner = _room(self._inner, room, experts.intermediate, wide=False)
         result = self._result = _room(self._result, room, x.width, wide=True)
         source = self._project.input(count, x, None)
-        group = self._group(count, number, handle)
+        group = self._group(count, number, handle, widest_tile(gate_up))
         self._project.gated(
             count, source, gate_up, inner, rows=experts.intermediate, grouping=group
         )
-        placed = Grouping(group.tiles, 0, group.most, group.shape)
+        placed = Grouping(group.tiles, group.used, 0, group.most, group.shape)
         self._project.plain(count, inner, down, result, rows=x.width, grouping=placed)
         target = (0, 0, 0) if shared is None else shared.target
         self._kernels.launch(
             MOE, "combine", (count, -(-x.width // THREADS)), THREADS,
             (result.pointer, result.stride, handle.place, handle.pointers[1], handle.top, *target,
              x.width, *out.target, int(add)),
+            early=True,
         )  # fmt: skip
 
 

@@ -7,10 +7,13 @@ from typing import Any
 
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.errors import CudaError
+from kernels_numba.gpu.launch import Launcher
 from kernels_numba.gpu.source import Unit
 
 STATIC_SHARED = 48 << 10
 """Shared memory of a block that needs no asking for."""
+EARLY_ARCHITECTURE = 90
+"""The first on which a kernel can start before the one in front of it has ended."""
 
 
 class Kernels:
@@ -22,6 +25,8 @@ class Kernels:
 
     def __init__(self) -> None:
         self._cupy = load_cupy()
+        self._launcher = Launcher()
+        self._early = int(self._cupy.cuda.Device().compute_capability) >= EARLY_ARCHITECTURE
         self._modules: dict[Unit, Any] = {}
         self._functions: dict[tuple[Unit, str, int], Any] = {}
 
@@ -73,6 +78,13 @@ class Kernels:
         block: int,
         arguments: tuple[int | float, ...],
         shared: int = 0,
+        *,
+        early: bool = False,
     ) -> None:
-        """Enqueue on the current stream."""
-        self.function(unit, name, shared)(grid, (block,), arguments, shared_mem=shared)
+        """Enqueue on the current stream. `early` kernels wait for what is in front of them on the
+        device. Raises CudaError."""
+        handle = self.function(unit, name, shared).kernel.ptr
+        stream = self._cupy.cuda.get_current_stream().ptr
+        self._launcher.launch(
+            handle, stream, grid, block, shared, arguments, early=early and self._early
+        )

@@ -1,169 +1,498 @@
 // out = weights * x for few rows: weights stream through once, 16 bytes a lane.
 //
-// A block owns STRIPS strips of 16 weight rows (GATED: 8 gate rows and their 8 up rows). Its warps
-// split K and merge in warp order. Grid: (weight rows / 16 STRIPS, tiles of 8 * TOKENS rows).
+// An item is STRIPS strips of 16 weight rows (GATED: 8 gate rows and their 8 up rows) against one
+// tile of at most 8 * TOKENS rows of x. A block's warps split K and merge in warp order. Each lane
+// copies the bytes that it will multiply itself into its own places of shared memory, STAGES - 1
+// chunks ahead and across items, so that nothing in the loop waits for another thread.
+//
+// The grid is what fits the device; blocks take items in turn. Items of tile 0 belong to the fixed
+// matrix, whose weights a block asks for before the kernels in front of it have ended; those of the
+// others to the dealt one, whose tiles the kernels in front write.
 #include "common.cuh"
 #include "weights.cuh"
 
-// Chunks that a warp has in flight.
-constexpr int USUAL = FORMAT == 1 ? 2 : 4;
-constexpr int DEEP = 5;
+// 16-byte units of a row's chunk that one lane reads.
+constexpr int UNITS = CHUNK_BYTES / 64;
 
-__device__ __forceinline__ uint4 stream_16(const u8* from) {
-    uint4 unit;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(unit.x), "=r"(unit.y), "=r"(unit.z), "=r"(unit.w)
-                 : "l"(from));
-    return unit;
-}
+struct Matrix {
+    const u8* data;
+    u32 stride;
+    const u8* scale;
+    u32 scale_stride;
+    const float* factors;
+};
 
-__device__ __forceinline__ Share load_share(
-    const u8* data, const u8* scale, int chunk, int t) {
-    Share share;
-    const u8* at = data + chunk * CHUNK_BYTES + 16 * t;
-#if FORMAT == 1
-    share.unit[0] = stream_16(at);
-    share.unit[1] = stream_16(at + 64);
-#else
-    share.packed = stream_16(at);
-    share.scales = *reinterpret_cast<const u16*>(scale + chunk * SCALE_BYTES + 2 * t);
+// One warp's place for a chunk: each lane's own units and its rows' scales.
+template <int STRIPS>
+struct Slot {
+    uint4 data[STRIPS][2][UNITS][32];
+#if FORMAT != 1
+    struct __align__(SCALE_BYTES) Scales {
+        u8 bytes[SCALE_BYTES];
+    } scales[STRIPS][2][32];
 #endif
-    return share;
-}
+};
 
-template <int TOKENS, int STRIPS, int UNROLL, bool GATED>
-__device__ __forceinline__ void linear(
-    const u8* data, i64 stride, const u8* scale, i64 scale_stride, i64 n, i64 chunks,
-    const u16* x, i64 x_stride, const Output& output, const int4* tiles, const int* gather,
-    i64 rows) {
-    constexpr int EACH = GATED ? 8 : 16;
-    __shared__ float4 sums[WARPS][STRIPS * TOKENS][32];
-    const Tile tile = tile_of(tiles, blockIdx.y, 8 * TOKENS, rows);
-    if (tile.count <= 0) return;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const i64 base = tile.expert * (GATED ? 2 * n : n);
-    const i64 n0 = static_cast<i64>(blockIdx.x) * STRIPS * EACH;
-    const u8 *data_low[STRIPS], *data_high[STRIPS], *scale_low[STRIPS], *scale_high[STRIPS];
+// Chunks that a warp has room for.
+template <int STRIPS>
+constexpr int STAGES_OF = RING / WARPS / static_cast<int>(sizeof(Slot<STRIPS>));
+
+// A tile's part of one matrix.
+struct Item {
+    int tile;
+    int group;
+
+    __device__ __forceinline__ bool fixed() const { return tile == 0; }
+};
+
+template <int TOKENS, int STRIPS, bool GATED>
+struct Work {
+    static constexpr int EACH = GATED ? 8 : 16;
+    Matrix fixed, dealt;
+    int n, groups;
+    const u16* x;
+    u32 x_stride;
+    // Rows of the fixed tile (0: there is none), the first one in x, and where its output goes.
+    int rows;
+    u32 from, to;
+    const int4* tiles;
+    const int* used;
+    const int* gather;
+
+    __device__ __forceinline__ int first_row(const Item& item) const {
+        return item.group * STRIPS * EACH;
+    }
+    __device__ __forceinline__ u32 expert_base(const Item& item) const {
+        return item.fixed() ? 0 : tiles[item.tile - 1].x * (GATED ? 2 * n : n);
+    }
+    __device__ __forceinline__ int count(const Item& item) const {
+        return item.fixed() ? rows : tiles[item.tile - 1].z;
+    }
+    // The row of x, and the row of the output, that stand at `place` of the item's tile.
+    __device__ __forceinline__ u32 input(const Item& item, u32 place) const {
+        if (item.fixed()) return from + place;
+        place += tiles[item.tile - 1].y;
+        return gather == nullptr ? place : gather[place];
+    }
+    __device__ __forceinline__ u32 output(const Item& item, u32 place) const {
+        return place + (item.fixed() ? to : tiles[item.tile - 1].y);
+    }
+    __device__ __forceinline__ const u8* data(const Item& item) const {
+        return item.fixed() ? fixed.data : dealt.data;
+    }
+    __device__ __forceinline__ const u8* scale(const Item& item) const {
+        return item.fixed() ? fixed.scale : dealt.scale;
+    }
+    __device__ __forceinline__ u32 stride(const Item& item) const {
+        return item.fixed() ? fixed.stride : dealt.stride;
+    }
+    __device__ __forceinline__ u32 scale_stride(const Item& item) const {
+        return item.fixed() ? fixed.scale_stride : dealt.scale_stride;
+    }
+};
+
+// Items of one block, in turn.
+struct Turn : Item {
+    int tiles_on, groups_on, groups;
+
+    __device__ __forceinline__ Turn(int groups_of, bool has_fixed) : groups(groups_of) {
+        const int index = blockIdx.x, step = gridDim.x;
+        tile = index / groups + (has_fixed ? 0 : 1);
+        group = index % groups;
+        tiles_on = step / groups;
+        groups_on = step % groups;
+    }
+
+    __device__ __forceinline__ void next() {
+        tile += tiles_on;
+        group += groups_on;
+        if (group >= groups) {
+            group -= groups;
+            ++tile;
+        }
+    }
+};
+
+// A warp's weights: chunks are asked for ahead of those that it multiplies.
+template <int STRIPS, int STAGES, class WORK>
+struct Ahead {
+    const WORK& work;
+    Slot<STRIPS>* slots;
+    int begin, end, chunk, slot;
+    Turn turn;
+    u32 rows[STRIPS][2];
+
+    __device__ __forceinline__ Ahead(const WORK& of, void* memory, int first, int behind)
+        : work(of), slots(static_cast<Slot<STRIPS>*>(memory) + threadIdx.x / 32 * STAGES),
+          begin(first), end(behind), chunk(first), slot(0), turn(of.groups, of.rows > 0) {}
+
+    __device__ __forceinline__ void aim() {
+        const u32 base = work.expert_base(turn);
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) {
+            const int n = work.first_row(turn) + m * WORK::EACH + threadIdx.x % 32 / 4;
+            rows[m][0] = base + min(n, work.n - 1);
+            rows[m][1] = WORK::EACH == 8 ? rows[m][0] + work.n : base + min(n + 8, work.n - 1);
+        }
+    }
+
+    // Where the chunk lies in the first row of the item's matrix, and in this lane's.
+    __device__ __forceinline__ const u8* base() const {
+        return work.data(turn) + chunk * CHUNK_BYTES + threadIdx.x % 4 * 16;
+    }
+    __device__ __forceinline__ const u8* row_of(const u8* base, u32 row, u32 stride) const {
+        u64 address;
+        asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(row), "r"(stride), "l"(base));
+        return reinterpret_cast<const u8*>(address);
+    }
+
+    // Asks for the next chunk if it belongs to a tile below `known`; whether it did.
+    __device__ __forceinline__ bool fill(int known) {
+        if (turn.tile >= known || begin >= end) return false;
+        if (chunk == begin) aim();
+        const int lane = threadIdx.x % 32;
+        Slot<STRIPS>& to = slots[slot];
+        const u8* first = base();
+        const u32 stride = work.stride(turn);
+#if FORMAT != 1
+        const u8* first_scale = work.scale(turn) + chunk * SCALE_BYTES;
+        const u32 scale_stride = work.scale_stride(turn);
+#endif
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const u8* from = row_of(first, rows[m][half], stride);
+#pragma unroll
+                for (int u = 0; u < UNITS; ++u) {
+                    copy_async<16>(&to.data[m][half][u][lane], from + 64 * u);
+                }
+#if FORMAT != 1
+                copy_async<SCALE_BYTES>(
+                    &to.scales[m][half][lane],
+                    row_of(first_scale, rows[m][half] / SCALE_ROWS, scale_stride));
+#endif
+            }
+        }
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+        if (++chunk == end) {
+            chunk = begin;
+            turn.next();
+        }
+        return true;
+    }
+};
+
+// A lane's rows of x. Few rows are asked for one chunk ahead; many would not fit the registers.
+template <int TOKENS, class WORK>
+struct Input {
+    static constexpr bool EARLY = TOKENS <= 2;
+    static constexpr u32 ABSENT = ~0u;
+    const WORK& work;
+    u32 row[TOKENS];
+    uint4 following[EARLY ? STEPS : 1][TOKENS], values[EARLY ? STEPS : 1][TOKENS];
+
+    __device__ __forceinline__ Input(const WORK& of) : work(of) {}
+
+    // Rows that are absent read as zero from here on.
+    __device__ __forceinline__ void aim(const Item& item) {
+        const u32 count = work.count(item);
+#pragma unroll
+        for (int i = 0; i < TOKENS; ++i) {
+            const u32 own = 8 * i + threadIdx.x % 32 / 4;
+            row[i] = own < count ? work.input(item, own) : ABSENT;
+#pragma unroll
+            for (int step = 0; step < (EARLY ? STEPS : 1); ++step) {
+                following[step][i] = make_uint4(0, 0, 0, 0);
+            }
+        }
+    }
+
+    __device__ __forceinline__ const uint4* at(int i, int chunk) const {
+        return reinterpret_cast<const uint4*>(work.x) + chunk * (CHUNK / 8) +
+            row[i] * static_cast<u64>(work.x_stride / 8);
+    }
+
+    __device__ __forceinline__ void ask(int chunk) {
+#pragma unroll
+        for (int i = 0; i < TOKENS; ++i) {
+            if (row[i] == ABSENT) continue;
+            const uint4* own = at(i, chunk);
+#pragma unroll
+            for (int step = 0; step < (EARLY ? STEPS : 0); ++step) {
+                following[step][i] = own[input_unit(step, threadIdx.x % 4)];
+            }
+        }
+    }
+
+    // What was asked for, before the next is.
+    __device__ __forceinline__ void take() {
+#pragma unroll
+        for (int step = 0; step < (EARLY ? STEPS : 0); ++step) {
+#pragma unroll
+            for (int i = 0; i < TOKENS; ++i) values[step][i] = paired(following[step][i]);
+        }
+    }
+
+    __device__ __forceinline__ void get(uint4 (&x)[TOKENS], int chunk, int step) const {
+#pragma unroll
+        for (int i = 0; i < TOKENS; ++i) {
+            if (EARLY) {
+                x[i] = values[step][i];
+            } else {
+                x[i] = make_uint4(0, 0, 0, 0);
+                if (row[i] != ABSENT) x[i] = paired(at(i, chunk)[input_unit(step, threadIdx.x % 4)]);
+            }
+        }
+    }
+};
+
+// A lane's share of one weight row's chunk, out of its own places.
+struct Share {
+    uint4 unit[UNITS];
+    u32 scale[2];
+
+    template <int STRIPS>
+    __device__ __forceinline__ void load(const Slot<STRIPS>& slot, int m, int half) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) unit[u] = slot.data[m][half][u][lane];
+#if FORMAT == 2
+        const u8* own = &slot.scales[m][half][lane].bytes[2 * (lane % 4)];
+        const u32 codes = *reinterpret_cast<const u16*>(own);
+        scale[0] = scale_pair(codes & 0xffu);
+        scale[1] = scale_pair(codes >> 8);
+#endif
+    }
+
+    __device__ __forceinline__ void words(int step, u32 (&out)[4]) const {
+#if FORMAT == 1
+        words_of(unit[step], out);
+#elif FORMAT == 2
+        const u32 codes[4] = {unit[0].x, unit[0].y, unit[0].z, unit[0].w};
+        decode_word(codes[step], scale[step / 2], out);
+#else
+        const uint4 own = unit[step / 2];
+        decode_codes(step % 2 ? own.z : own.x, step % 2 ? own.w : own.y, out);
+#endif
+    }
+};
+
+// Sums of a warp: per strip and eight rows of x as `mma` lays them.
+template <int TOKENS, int STRIPS>
+struct Sums {
+    float value[STRIPS][TOKENS][4];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) {
+#pragma unroll
+            for (int i = 0; i < TOKENS; ++i) {
+#pragma unroll
+                for (int c = 0; c < 4; ++c) value[m][i][c] = 0.0f;
+            }
+        }
+    }
+
+    // Adds one step's products. Bits of weights outside `mask` count as zero.
+    __device__ __forceinline__ void add(
+        const Share (&shares)[STRIPS][2], const uint4 (&x)[TOKENS], int step, u32 mask) {
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) {
+            u32 a[4], b[4];
+            shares[m][0].words(step, a);
+            shares[m][1].words(step, b);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                a[j] &= mask;
+                b[j] &= mask;
+            }
+#pragma unroll
+            for (int i = 0; i < TOKENS; ++i) {
+                mma(value[m][i], a[0], b[0], a[1], b[1], x[i].x, x[i].y);
+                mma(value[m][i], a[2], b[2], a[3], b[3], x[i].z, x[i].w);
+            }
+        }
+    }
+
+#if FORMAT == 3
+    // Adds the sums of a group of values, each times its scale.
+    __device__ __forceinline__ void fold(
+        const Sums& part, const Slot<STRIPS>& slot, int group) {
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) {
+            float scale[2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const u8* own = slot.scales[m][half][threadIdx.x % 32].bytes;
+                scale[half] = reinterpret_cast<const float*>(own)[group];
+            }
+#pragma unroll
+            for (int i = 0; i < TOKENS; ++i) {
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    value[m][i][c] = __fmaf_rn(part.value[m][i][c], scale[c / 2], value[m][i][c]);
+                }
+            }
+        }
+    }
+#endif
+};
+
+template <int TOKENS, int STRIPS, class WORK>
+__device__ __forceinline__ void multiply(
+    Sums<TOKENS, STRIPS>& sums, const Slot<STRIPS>& slot, const Input<TOKENS, WORK>& input,
+    int chunk) {
+    Share shares[STRIPS][2];
 #pragma unroll
     for (int m = 0; m < STRIPS; ++m) {
-        const i64 low = base + min(n0 + m * EACH + g, n - 1);
-        const i64 high = GATED ? low + n : base + min(n0 + m * EACH + 8 + g, n - 1);
-        data_low[m] = data + low * stride;
-        data_high[m] = data + high * stride;
-        scale_low[m] = scale + low * scale_stride;
-        scale_high[m] = scale + high * scale_stride;
+        shares[m][0].load(slot, m, 0);
+        shares[m][1].load(slot, m, 1);
     }
-    const uint4* input[TOKENS];
-    bool present[TOKENS];
+    uint4 x[TOKENS];
+#if FORMAT != 3
 #pragma unroll
-    for (int i = 0; i < TOKENS; ++i) {
-        present[i] = 8 * i + g < tile.count;
-        const i64 place = tile.first + (present[i] ? 8 * i + g : 0);
-        const i64 row = gather == nullptr ? place : gather[place];
-        input[i] = reinterpret_cast<const uint4*>(x + row * x_stride);
+    for (int step = 0; step < STEPS; ++step) {
+        input.get(x, chunk, step);
+        sums.add(shares, x, step, ~0u);
     }
+#else
+#pragma unroll
+    for (int piece = 0; piece < CHUNK / GROUP; ++piece) {
+        // Of a chunk's four groups each unit holds two, and of a quad two lanes either.
+        constexpr bool WHOLE = GROUP == CHUNK;
+        const u32 mask = WHOLE || threadIdx.x % 4 / 2 == piece % 2 ? ~0u : 0u;
+        const int first = WHOLE ? 0 : piece / 2 * 2;
+        Sums<TOKENS, STRIPS> part;
+        part.clear();
+#pragma unroll
+        for (int step = first; step < (WHOLE ? STEPS : first + 2); ++step) {
+            input.get(x, chunk, step);
+            part.add(shares, x, step, mask);
+        }
+        sums.fold(part, slot, piece);
+    }
+#endif
+}
 
-    float acc[STRIPS][TOKENS][4] = {};
-    const int length = run_length(static_cast<int>(chunks));
-    const int end = min(static_cast<int>(chunks), (warp + 1) * length);
-    for (int first = warp * length; first < end; first += UNROLL) {
-        Share lows[UNROLL][STRIPS], highs[UNROLL][STRIPS];
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            const int chunk = first + u;
-            if (chunk >= end) break;
-#pragma unroll
-            for (int m = 0; m < STRIPS; ++m) {
-                lows[u][m] = load_share(data_low[m], scale_low[m], chunk, t);
-                highs[u][m] = load_share(data_high[m], scale_high[m], chunk, t);
-            }
-        }
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            const int chunk = first + u;
-            if (chunk >= end) break;
-#pragma unroll
-            for (int step = 0; step < STEPS; ++step) {
-                const int unit = chunk * (CHUNK / 8) + input_unit(step, t);
-                uint4 v[TOKENS];
-#pragma unroll
-                for (int i = 0; i < TOKENS; ++i) {
-                    v[i] = make_uint4(0, 0, 0, 0);
-                    if (present[i]) v[i] = paired(input[i][unit]);
-                }
-#pragma unroll
-                for (int m = 0; m < STRIPS; ++m) {
-                    u32 a[4], b[4];
-                    words_of(lows[u][m], step, a);
-                    words_of(highs[u][m], step, b);
-#pragma unroll
-                    for (int i = 0; i < TOKENS; ++i) {
-                        mma(acc[m][i], a[0], b[0], a[1], b[1], v[i].x, v[i].y);
-                        mma(acc[m][i], a[2], b[2], a[3], b[3], v[i].z, v[i].w);
-                    }
-                }
-            }
-        }
-    }
+// Merges the warps' sums in order and writes the item's output.
+template <int TOKENS, int STRIPS, bool GATED>
+__device__ __forceinline__ void finish(
+    const Sums<TOKENS, STRIPS>& sums, float4* shared, const Work<TOKENS, STRIPS, GATED>& work,
+    Output output, const Item& item) {
+    constexpr int PARTS = STRIPS * TOKENS;
+    // By now all have read the item before.
+    __syncthreads();
 #pragma unroll
     for (int m = 0; m < STRIPS; ++m) {
 #pragma unroll
         for (int i = 0; i < TOKENS; ++i) {
-            const float(&c)[4] = acc[m][i];
-            sums[warp][m * TOKENS + i][lane] = make_float4(c[0], c[1], c[2], c[3]);
+            const float(&c)[4] = sums.value[m][i];
+            const int at = threadIdx.x / 32 * PARTS + m * TOKENS + i;
+            shared[at * 32 + threadIdx.x % 32] = make_float4(c[0], c[1], c[2], c[3]);
         }
     }
     __syncthreads();
-
-    const float* flat = reinterpret_cast<const float*>(sums);
-    for (int item = threadIdx.x; item < 64 * STRIPS * TOKENS; item += 32 * WARPS) {
-        const int column = item % 8, row = item / 8 % 8, part = item / 64;
+    const float* flat = reinterpret_cast<const float*>(shared);
+    output.factors = item.fixed() ? work.fixed.factors : work.dealt.factors;
+    const u32 base = work.expert_base(item);
+    for (int index = threadIdx.x; index < 64 * PARTS; index += 32 * WARPS) {
+        const int column = index % 8, row = index / 8 % 8, part = index / 64;
         const int i = part % TOKENS, m = part / TOKENS;
-        if (8 * i + column >= tile.count) continue;
+        if (8 * i + column >= work.count(item)) continue;
         const float* at = flat + (part * 32 + 4 * row + column / 2) * 4 + column % 2;
         float first = at[0], second = at[2];
+#pragma unroll
         for (int w = 1; w < WARPS; ++w) {
-            first += at[w * STRIPS * TOKENS * 128];
-            second += at[w * STRIPS * TOKENS * 128 + 2];
+            first += at[w * PARTS * 128];
+            second += at[w * PARTS * 128 + 2];
         }
-        const i64 to = tile.first + 8 * i + column;
-        const i64 out_row = n0 + m * EACH + row;
+        const u32 to = work.output(item, 8 * i + column);
+        const int n = work.first_row(item) + m * work.EACH + row;
         if (GATED) {
-            const i64 gate = base + out_row;
-            if (out_row < n) output.gated(to, out_row, gate, gate + n, first, second);
+            if (n < work.n) output.gated(to, n, base + n, base + n + work.n, first, second);
         } else {
-            if (out_row < n) output.plain(to, out_row, base + out_row, first);
-            if (out_row + 8 < n) output.plain(to, out_row + 8, base + out_row + 8, second);
+            if (n < work.n) output.plain(to, n, base + n, first);
+            if (n + 8 < work.n) output.plain(to, n + 8, base + n + 8, second);
         }
     }
 }
 
-#define LINEAR(NAME, TOKENS, STRIPS, UNROLL, GATED)                                               \
-    extern "C" __global__ void __launch_bounds__(256) NAME(                                       \
+template <int TOKENS, int STRIPS, int STAGES, bool GATED>
+__device__ __forceinline__ void linear(
+    const Work<TOKENS, STRIPS, GATED>& work, int chunks, const Output& output) {
+    extern __shared__ __align__(16) u8 memory[];
+    float4* shared = reinterpret_cast<float4*>(memory);
+    const int warp = threadIdx.x / 32;
+    const int begin = run_begin(warp, chunks), end = run_begin(warp + 1, chunks);
+    Ahead<STRIPS, STAGES, Work<TOKENS, STRIPS, GATED>> ahead(
+        work, shared + WARPS * STRIPS * TOKENS * 32, begin, end);
+    let_next_start();
+    int asked = 0;
+    for (; asked < STAGES - 1 && ahead.fill(1); ++asked) copy_commit();
+    wait_for_previous();
+    const int tiles = 1 + (work.used == nullptr ? 0 : *work.used);
+    for (; asked < STAGES - 1; ++asked) {
+        ahead.fill(tiles);
+        copy_commit();
+    }
+    Input<TOKENS, Work<TOKENS, STRIPS, GATED>> input(work);
+    Turn turn(work.groups, work.rows > 0);
+    if (turn.tile < tiles) input.aim(turn);
+    if (turn.tile < tiles && begin < end) input.ask(begin);
+    int slot = 0;
+    while (turn.tile < tiles) {
+        const Item item = turn;
+        turn.next();
+        Sums<TOKENS, STRIPS> sums;
+        sums.clear();
+        for (int chunk = begin; chunk < end; ++chunk) {
+            input.take();
+            const bool last = chunk + 1 == end;
+            if (input.EARLY) {
+                if (last && turn.tile < tiles) input.aim(turn);
+                input.ask(last ? begin : chunk + 1);
+            }
+            ahead.fill(tiles);
+            copy_commit();
+            copy_wait<STAGES - 1>();
+            multiply(sums, ahead.slots[slot], input, chunk);
+            slot = slot + 1 == STAGES ? 0 : slot + 1;
+        }
+        if (!input.EARLY && turn.tile < tiles) input.aim(turn);
+        finish(sums, shared, work, output, item);
+    }
+}
+
+#define LINEAR(NAME, TOKENS, STRIPS, STAGES, GATED)                                               \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, (TOKENS) == 1 ? 3 : (TOKENS) == 8 ? 1 : 2) NAME( \
         const u8* data, i64 stride, const u8* scale, i64 scale_stride, const float* factors,      \
-        i64 n, i64 chunks, const u16* x, i64 x_stride, void* out, i64 out_stride, i64 out_wide,   \
-        const float* bias, i64 add, const int4* tiles, const int* gather, i64 rows) {             \
-        const Output output{out, out_stride, out_wide, factors, bias, add};                       \
-        linear<TOKENS, STRIPS, UNROLL, GATED>(data, stride, scale, scale_stride, n, chunks, x,    \
-                                              x_stride, output, tiles, gather, rows);             \
+        const u8* dealt, i64 dealt_stride, const u8* dealt_scale, i64 dealt_scale_stride,         \
+        const float* dealt_factors, i64 n, i64 groups, i64 chunks, const u16* x, i64 x_stride,    \
+        void* out, i64 out_stride, i64 out_wide, const float* bias, i64 add, i64 rows, i64 from,  \
+        i64 to, const int4* tiles, const int* used, const int* gather) {                          \
+        const Matrix fixed{data, static_cast<u32>(stride), scale, static_cast<u32>(scale_stride), \
+                           factors};                                                              \
+        const Matrix other{dealt, static_cast<u32>(dealt_stride), dealt_scale,                    \
+                           static_cast<u32>(dealt_scale_stride), dealt_factors};                  \
+        const Work<TOKENS, STRIPS, GATED> work{                                                   \
+            fixed, other, static_cast<int>(n), static_cast<int>(groups), x,                       \
+            static_cast<u32>(x_stride), static_cast<int>(rows), static_cast<u32>(from),           \
+            static_cast<u32>(to), tiles, used, gather};                                           \
+        const Output output{out, out_stride, out_wide, nullptr, bias, add};                       \
+        linear<TOKENS, STRIPS, STAGES, GATED>(work, static_cast<int>(chunks), output);            \
     }
 
-// How much is in flight and how often x is read; the order of a sum is the same in all.
-LINEAR(linear_8, 1, 1, USUAL, false)
-LINEAR(linear_16, 2, 1, USUAL, false)
-LINEAR(linear_32, 4, 1, USUAL, false)
-LINEAR(linear_64, 8, 1, USUAL, false)
-LINEAR(gated_8, 1, 1, USUAL, true)
-LINEAR(gated_16, 2, 1, USUAL, true)
-LINEAR(gated_32, 4, 1, USUAL, true)
-LINEAR(gated_64, 8, 1, USUAL, true)
-// For grids that fill the device twice over even so.
-LINEAR(linear_broad_16, 2, 2, USUAL / 2, false)
-LINEAR(linear_broad_32, 4, 2, USUAL / 2, false)
-LINEAR(gated_broad_16, 2, 2, USUAL / 2, true)
-LINEAR(gated_broad_32, 4, 2, USUAL / 2, true)
-// For grids of few blocks.
-LINEAR(linear_deep_8, 1, 1, DEEP, false)
-LINEAR(linear_deep_16, 2, 1, DEEP, false)
-LINEAR(gated_deep_8, 1, 1, DEEP, true)
-LINEAR(gated_deep_16, 2, 1, DEEP, true)
+// By rows of x and strips; the order of a sum is the same in all.
+LINEAR(linear_8_1, 1, 1, STAGES_OF<1>, false)
+LINEAR(linear_8_2, 1, 2, STAGES_OF<2>, false)
+LINEAR(linear_16_1, 2, 1, STAGES_OF<1>, false)
+LINEAR(linear_16_2, 2, 2, STAGES_OF<2>, false)
+LINEAR(linear_32_2, 4, 2, STAGES_OF<2>, false)
+LINEAR(linear_64_2, 8, 2, STAGES_OF<2>, false)
+LINEAR(gated_8_1, 1, 1, STAGES_OF<1>, true)
+LINEAR(gated_8_2, 1, 2, STAGES_OF<2>, true)
+LINEAR(gated_16_1, 2, 1, STAGES_OF<1>, true)
+LINEAR(gated_16_2, 2, 2, STAGES_OF<2>, true)
+LINEAR(gated_32_2, 4, 2, STAGES_OF<2>, true)
+LINEAR(gated_64_2, 8, 2, STAGES_OF<2>, true)

@@ -10,13 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels_numba.gpu.device import load_cupy
-from kernels_numba.weights import Form, Part
+from kernels_numba.weights import LAYOUTS, Form, Part, Scale
 
 PAD = 128
 """Values to which rows are padded: the longest chunk of K that a kernel reads at once."""
 FACTOR_SCALE = 256.0
 """What NVFP4 rows' factors are larger by: kernels decode values that much too small."""
-_CHUNK = {Form.BF16: 64, Form.NVFP4: 128}
+CHUNK = {Form.BF16: 64, Form.NVFP4: 128, Form.FP8_BLOCK: 128}
+"""Values of K that kernels read at once: rows of weights are padded to whole chunks."""
+LINE_ROWS = 8
+"""Weight rows that share a line of FP8 scales: the finest that a kernel's strips ask for."""
+FP8_GROUPS = (128, 32)
+"""Values that share an FP8 scale, in the two forms in which kernels read them."""
 
 
 def padded(width: int) -> int:
@@ -83,69 +88,100 @@ class CudaVector:
 
 
 class CudaMatrix:
-    """[N, K] in checkpoint form, K padded with zeros to whole chunks; zero until filled."""
+    """[N, K] in checkpoint form, K padded with zeros to whole chunks; zero until filled.
 
-    def __init__(self, form: Form, rows: int, columns: int) -> None:
-        cupy = load_cupy()
-        if form not in _CHUNK:
-            raise ValueError(f"the CUDA backend reads bf16 and NVFP4 matrices, not {form.name}")
+    `group`: values that share a scale, where kernels are made for one (FP8), else 0. FP8 scales lie
+    in lines of LINE_ROWS rows, whatever the checkpoint's blocks.
+    """
+
+    def __init__(self, form: Form, rows: int, columns: int, group: int = 0) -> None:
+        if form not in CHUNK:
+            raise ValueError(f"the CUDA backend does not read {form.name} matrices")
         if form is Form.NVFP4 and columns % 16:
             raise ValueError(f"NVFP4 rows hold whole groups of 16 values, not {columns}")
-        self.form, self.rows, self.columns = form, rows, columns
-        self.chunks = -(-columns // _CHUNK[form])
-        depth = self.chunks * _CHUNK[form]
-        width, kind = (depth // 2, cupy.uint8) if form is Form.NVFP4 else (depth, cupy.uint16)
-        scaled = rows if form is Form.NVFP4 else 0
-        self.data = cupy.zeros((rows, width), kind)
-        self.scale = cupy.zeros((scaled, depth // 16), cupy.uint8)
-        self.factors = cupy.zeros((scaled,), cupy.float32)
-        self.weights = (
-            int(self.data.data.ptr),
-            int(self.data.strides[0]),
-            int(self.scale.data.ptr) if scaled else 0,
-            int(self.scale.strides[0]) if scaled else 0,
-            int(self.factors.data.ptr) if scaled else 0,
-        )
+        self.form, self.rows, self.columns, self.group = form, rows, columns, group
+        self.chunks = -(-columns // CHUNK[form])
+        self._allocate(rows, self.chunks * CHUNK[form])
+        self.weights = self._addresses()
+
+    def _allocate(self, rows: int, depth: int) -> None:
+        cupy = load_cupy()
+        layout = LAYOUTS[self.form]
+        scaled = layout.scale is not Scale.NONE
+        lines = -(-rows // LINE_ROWS) if layout.grid else rows
+        kind = cupy.uint16 if self.form is Form.BF16 else cupy.uint8
+        self.data = cupy.zeros((rows, layout.code_bytes(depth) // kind().itemsize), kind)
+        groups = depth // (self.group or layout.group) if scaled else 0
+        self.scale = cupy.zeros((lines if scaled else 0, groups), layout.scale.dtype)
+        self.factors = cupy.zeros((rows if layout.factor else 0,), cupy.float32)
+
+    def _addresses(self) -> tuple[int, int, int, int, int]:
+        """How kernels are told of it: data and bytes from row to row, scales alike, factors."""
+        factors = int(self.factors.data.ptr) if self.factors.size else 0
+        return (*_address(self.data), *_address(self.scale), factors)
 
     @classmethod
     def of(cls, parts: Sequence[Part]) -> CudaMatrix:
-        """Parts of one form and K, stacked."""
+        """Parts of one form and K, stacked. Raises ValueError where they cannot be."""
         form, columns = parts[0].form, parts[0].columns
         if any(part.form is not form or part.columns != columns for part in parts):
             raise ValueError("parts of one matrix differ in form or K")
-        matrix = cls(form, sum(part.rows for part in parts), columns)
+        group = 0
+        if LAYOUTS[form].grid:
+            group = max(g for g in FP8_GROUPS if all(part.block[1] % g == 0 for part in parts))
+        matrix = cls(form, sum(part.rows for part in parts), columns, group)
         first = 0
         for part in parts:
-            last = first + part.rows
-            _fill(matrix.data[first:last], part.data)
-            if part.scale is not None:
-                _fill(matrix.scale[first:last], part.scale)
-                matrix.factors[first:last] = np.float32(part.multiplier * FACTOR_SCALE)
-            first = last
+            matrix._take(part, first)
+            first += part.rows
         return matrix
 
     def cut(self, first: int, rows: int) -> CudaMatrix:
-        """Rows first … first + rows − 1, where they lie."""
+        """Rows first … first + rows − 1, where they lie. Raises ValueError where FP8's lines of
+        scales do not begin."""
+        step = LINE_ROWS if self.group else 1
+        if first % step:
+            raise ValueError(f"an FP8 matrix is cut at multiples of {step} rows, not {first}")
         cut = copy(self)
-        last = first + rows
         cut.rows = rows
-        cut.data = self.data[first:last]
-        if self.scale.size:
-            cut.scale, cut.factors = self.scale[first:last], self.factors[first:last]
-        data, stride, scale, scale_stride, factors = self.weights
-        cut.weights = (
-            data + first * stride,
-            stride,
-            scale + first * scale_stride,
-            scale_stride,
-            factors and factors + 4 * first,
-        )
+        cut.data = self.data[first : first + rows]
+        cut.scale = self.scale[first // step : -(-(first + rows) // step)]
+        cut.factors = self.factors[first : first + rows]
+        cut.weights = cut._addresses()
         return cut
+
+    def _take(self, part: Part, first: int) -> None:
+        last = first + part.rows
+        _fill(self.data[first:last], part.data)
+        if part.scale is None:
+            return
+        if self.group:
+            if first % LINE_ROWS or part.block[0] % LINE_ROWS:
+                message = (
+                    f"FP8 rows {first} … {last - 1} with blocks of {part.block[0]} rows: the CUDA "
+                    f"backend needs multiples of {LINE_ROWS}"
+                )
+                raise ValueError(message)
+            lines = np.arange(first, last, LINE_ROWS)
+            scale = part.scale[(lines - first) // part.block[0]]
+            scale = scale.repeat(part.block[1] // self.group, axis=1)
+            held = self.scale[first // LINE_ROWS : first // LINE_ROWS + len(lines)]
+            _fill(held, scale[:, : held.shape[1]])
+            return
+        if (part.scale & 0x80).any():
+            raise ValueError("an NVFP4 scale is negative: the checkpoint is damaged")
+        _fill(self.scale[first:last], part.scale)
+        self.factors[first:last] = np.float32(part.multiplier * FACTOR_SCALE)
 
     @property
     def nbytes(self) -> int:
         """Bytes that one pass over the matrix reads."""
         return int(self.data.nbytes + self.scale.nbytes + self.factors.nbytes)
+
+
+def _address(array: Any) -> tuple[int, int]:
+    """Device address and bytes from row to row; zeros for an empty array."""
+    return (int(array.data.ptr), int(array.strides[0])) if array.size else (0, 0)
 
 
 def _fill(target: Any, values: npt.NDArray[Any]) -> None:

@@ -13,6 +13,8 @@ extern "C" __global__ void __launch_bounds__(32) route_sigmoid(
     __shared__ float scores[MOST_EXPERTS], choices[MOST_EXPERTS];
     __shared__ int chosen[MOST_TOP];
     const int lane = threadIdx.x;
+    let_next_start();
+    wait_for_previous();
     const float* row = logits + blockIdx.x * stride;
     for (int e = lane; e < experts; e += 32) {
         scores[e] = 1.0f / (1.0f + expf(-row[e]));
@@ -63,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(32) route_sigmoid(
 
 // Sorts the pairs (row, choice) by expert, stably, in one block: `source` [pairs] is the row of each
 // sorted place, `place` [pairs] the sorted place of each pair, `tiles` [most] the pieces of at most
-// `size` places of one expert: (expert, first, count, 0), and count 0 beyond them.
+// `size` places of one expert: (expert, first, count, 0), and count 0 beyond them; tiles[most] holds
+// how many there are.
 extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_by_expert(
     const int* ids, i64 pairs, i64 top, i64 experts, i64 size, i64 most, int* source, int* place,
     int4* tiles) {
@@ -71,6 +74,8 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_by_expert(
     __shared__ int2 warps[GROUP_THREADS / 32];
     __shared__ int used;
     const int lane = threadIdx.x % 32;
+    let_next_start();
+    wait_for_previous();
     for (int e = threadIdx.x; e < experts; e += GROUP_THREADS) counts[e] = 0;
     __syncthreads();
     for (i64 p = threadIdx.x; p < pairs; p += GROUP_THREADS) atomicAdd(&counts[ids[p]], 1);
@@ -106,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_by_expert(
                 make_int4(e, starts[e] + done, min(static_cast<int>(size), counts[e] - done), 0);
         }
     }
-    for (i64 i = used + threadIdx.x; i < most; i += GROUP_THREADS) {
-        tiles[i] = make_int4(0, 0, 0, 0);
+    for (i64 i = used + threadIdx.x; i <= most; i += GROUP_THREADS) {
+        tiles[i] = make_int4(i == most ? used : 0, 0, 0, 0);
     }
     // A warp finds the pairs of AT_ONCE experts in one pass over the ids.
     constexpr int STRIDE = GROUP_THREADS / 32;
@@ -145,6 +150,8 @@ extern "C" __global__ void combine(
     const void* shared, i64 shared_stride, i64 shared_wide, i64 width, void* out, i64 out_stride,
     i64 out_wide, i64 add) {
     const i64 i = static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x;
+    let_next_start();
+    wait_for_previous();
     if (i >= width) return;
     const i64 row = blockIdx.x;
     float sum = 0.0f;

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from kernels_numba.backend import Norm
 from kernels_numba.gpu.kernels import Kernels
-from kernels_numba.gpu.memory import CudaMatrix, CudaTensor, CudaVector
-from kernels_numba.gpu.source import ROWS, linear_unit, tile_unit
-from kernels_numba.weights import Form
+from kernels_numba.gpu.memory import CHUNK, CudaMatrix, CudaTensor, CudaVector
+from kernels_numba.gpu.source import RING_BYTES, ROWS, linear_unit, tile_unit
+from kernels_numba.weights import LAYOUTS, Form, Scale
 
 THREADS = 256
 FEW = (8, 16, 32, 64)
@@ -18,15 +18,15 @@ BLOCK_ROWS = 128
 MOST_BYTES = 0xFFFF0000
 """One expert's or a whole dense matrix: the tiled kernel counts in 32 bits."""
 STRIP_ROWS = 16
-"""Weight rows of a streaming block; a broad one has two strips."""
+"""Weight rows that a streaming block multiplies at once; a broad one takes two such strips."""
+STRIP_SUMS = 512
+"""Bytes of one warp's sums of a strip with eight rows."""
+WARPS = 8
+BLOCKS_EACH = 2
+"""Streaming blocks per processor."""
+NO_WEIGHTS = (0, 0, 0, 0, 0)
 STAGES = 4
 """The tiled kernel's own constant."""
-_STAGE_BYTES = {
-    (Form.BF16, 64): (128 + 64) * 128 + 16,
-    (Form.BF16, 128): (128 + 128) * 128 + 16,
-    (Form.NVFP4, 64): 128 * 64 + 64 * 256 + 128 * 8,
-    (Form.NVFP4, 128): 128 * 64 + 128 * 256 + 128 * 8,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,34 @@ class Shape:
     size: int
 
 
-def shape_of(count: int) -> Shape:
+def shape_of(count: int, widest: int = 128) -> Shape:
     for size in FEW:
         if count <= size:
             return Shape(few=True, size=size)
-    return Shape(few=False, size=128)
+    return Shape(few=False, size=widest)
+
+
+def widest_tile(matrix: CudaMatrix) -> int:
+    """Rows of x of the widest tiled kernel: FP8's sums of groups need their own registers."""
+    return 64 if matrix.group else 128
+
+
+def _stage_bytes(matrix: CudaMatrix, size: int) -> int:
+    """Shared memory of one chunk of a tile: codes, rows of x, scales."""
+    layout, chunk = LAYOUTS[matrix.form], CHUNK[matrix.form]
+    scales = 0
+    if layout.scale is not Scale.NONE:
+        scales = chunk // (matrix.group or layout.group) * layout.scale.dtype.itemsize
+    return BLOCK_ROWS * (layout.code_bytes(chunk) + scales) + size * chunk * 2
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Rows dealt to experts: device addresses of the tiles and of each sorted place's row (0: the
-    place itself), and how many tiles there can be."""
+    """Rows dealt to experts: device addresses of the tiles, of how many there are, and of each
+    sorted place's row (0: the place itself), and how many tiles there can be."""
 
     tiles: int
+    used: int
     gather: int
     most: int
     shape: Shape
@@ -77,6 +92,7 @@ class Project:
         self._kernels.launch(
             ROWS, "norm_rows", (count,), THREADS,
             (*x.target, index, weight, eps, x.width, *out.target),
+            early=True,
         )  # fmt: skip
 
     def input(self, count: int, x: CudaTensor, norm: Norm | None, index: int = 0) -> CudaTensor:
@@ -127,31 +143,69 @@ class Project:
         add: int,
         grouping: Grouping | None,
     ) -> None:
-        shape = shape_of(count) if grouping is None else grouping.shape
-        tiles = -(-count // shape.size) if grouping is None else grouping.most
-        halves = 2 if kind == "gated" else 1
-        if shape.few:
-            grid, variant = self._streamed(-(-rows * halves // STRIP_ROWS), tiles, shape.size)
-            name, unit, shared = kind + variant, linear_unit(matrix.form), 0
-        else:
-            if rows * halves * matrix.weights[1] > MOST_BYTES:
-                raise ValueError(f"a matrix of {rows * halves} rows exceeds {MOST_BYTES} bytes")
-            grid = (tiles, -(-rows * halves // BLOCK_ROWS))
-            name, unit = "tile" if kind == "linear" else f"tile_{kind}", tile_unit(matrix.form)
-            shared = STAGES * _STAGE_BYTES[matrix.form, shape.size]
+        shape = shape_of(count, widest_tile(matrix)) if grouping is None else grouping.shape
+        run = self._stream if shape.few else self._tile
+        run(kind, shape, count, x, matrix, rows, (*out.target, bias, add), grouping)
+
+    def _stream(
+        self,
+        kind: str,
+        shape: Shape,
+        count: int,
+        x: CudaTensor,
+        matrix: CudaMatrix,
+        rows: int,
+        output: tuple[int, ...],
+        grouping: Grouping | None,
+    ) -> None:
+        strips = -(-rows * (2 if kind == "gated" else 1) // STRIP_ROWS)
+        tiles = 1 if grouping is None else grouping.most
+        broad = self._broad(matrix.form, strips * tiles, shape.size)
+        groups = -(-strips // broad)
+        fixed, dealt = matrix.weights, NO_WEIGHTS
+        dealing = (count, 0, 0, 0, 0, 0)
+        if grouping is not None:
+            fixed, dealt = NO_WEIGHTS, matrix.weights
+            dealing = (0, 0, 0, grouping.tiles, grouping.used, grouping.gather)
+        blocks = min(groups * tiles, BLOCKS_EACH * self._processors)
         self._kernels.launch(
-            unit, f"{name}_{shape.size}", grid, THREADS,
-            (*matrix.weights, rows, matrix.chunks, x.pointer, x.stride, *out.target, bias, add,
-             0 if grouping is None else grouping.tiles,
-             0 if grouping is None else grouping.gather, count),
-            shared,
+            linear_unit(matrix.form, matrix.group), f"{kind}_{shape.size}_{broad}", (blocks,),
+            32 * WARPS,
+            (*fixed, *dealt, rows, groups, matrix.chunks, x.pointer, x.stride, *output, *dealing),
+            RING_BYTES + STRIP_SUMS * WARPS * broad * shape.size // FEW[0],
+            early=True,
         )  # fmt: skip
 
-    def _streamed(self, strips: int, tiles: int, size: int) -> tuple[tuple[int, int], str]:
-        """The grid, and which variant keeps enough in flight on it; their bits are equal."""
-        blocks = strips * tiles
-        if size in (16, 32) and blocks >= 4 * self._processors:
-            return (-(-strips // 2), tiles), "_broad"
-        if size in (8, 16) and blocks <= 2 * self._processors:
-            return (strips, tiles), "_deep"
-        return (strips, tiles), ""
+    def _broad(self, form: Form, strips: int, size: int) -> int:
+        """Strips of a block: two, unless that leaves processors without one; FP8's many sums take
+        the registers of the second."""
+        if size > 2 * FEW[0]:
+            return 2
+        if form is Form.FP8_BLOCK:
+            return 1
+        return 2 if strips >= self._processors else 1
+
+    def _tile(
+        self,
+        kind: str,
+        shape: Shape,
+        count: int,
+        x: CudaTensor,
+        matrix: CudaMatrix,
+        rows: int,
+        output: tuple[int, ...],
+        grouping: Grouping | None,
+    ) -> None:
+        tiles = -(-count // shape.size) if grouping is None else grouping.most
+        every = rows * (2 if kind == "gated" else 1)
+        if every * matrix.weights[1] > MOST_BYTES:
+            raise ValueError(f"a matrix of {every} rows exceeds {MOST_BYTES} bytes")
+        name = "tile" if kind == "linear" else f"tile_{kind}"
+        self._kernels.launch(
+            tile_unit(matrix.form, matrix.group), f"{name}_{shape.size}",
+            (tiles, -(-every // BLOCK_ROWS)), THREADS,
+            (*matrix.weights, rows, matrix.chunks, x.pointer, x.stride, *output,
+             0 if grouping is None else grouping.tiles,
+             0 if grouping is None else grouping.gather, count),
+            STAGES * _stage_bytes(matrix, shape.size),
+        )  # fmt: skip

@@ -24,11 +24,13 @@ extern "C" __global__ void fill_bf16(u16* out, i64 count, i64 seed, double devia
     }
 }
 
-// Bytes low ... low + span - 1.
-extern "C" __global__ void fill_bytes(u8* out, i64 count, i64 seed, i64 low, i64 span) {
+// Bytes low ... low + span - 1, with random bits of `signs`.
+extern "C" __global__ void fill_bytes(
+    u8* out, i64 count, i64 seed, i64 low, i64 span, i64 signs) {
     const i64 step = static_cast<i64>(gridDim.x) * blockDim.x;
     for (i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
-        const u64 bits = mixed(static_cast<u64>(seed), static_cast<u64>(i)) >> 8;
-        out[i] = static_cast<u8>(low + static_cast<i64>(bits % static_cast<u64>(span)));
+        const u64 bits = mixed(static_cast<u64>(seed), static_cast<u64>(i));
+        const i64 code = low + static_cast<i64>((bits >> 8) % static_cast<u64>(span));
+        out[i] = static_cast<u8>(code | (static_cast<i64>(bits) & signs));
     }
 }

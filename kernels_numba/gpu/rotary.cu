@@ -12,6 +12,8 @@ extern "C" __global__ void __launch_bounds__(32 * ROTARY_WARPS) rotary_cache_wri
     i64 half, u16* queries, i64 queries_stride, u16* keys, u16* values, i64 block_tokens) {
     __shared__ float held[ROTARY_WARPS][MOST_DIM];
     const int lane = threadIdx.x % 32;
+    let_next_start();
+    wait_for_previous();
     const i64 index = static_cast<i64>(blockIdx.y) * ROTARY_WARPS + threadIdx.x / 32;
     if (index >= heads + 2 * kv_heads) return;
     float* head = held[threadIdx.x / 32];

@@ -3,12 +3,15 @@
 
 constexpr int NORM_THREADS = 256;
 
-// out[r] = table[tokens[r] - first] in float32, 0 beyond the table's `held` rows.
-// Grid: (rows, width / 256).
+// out[r] = table[tokens[r] - first] in float32, 0 beyond the table's `held` rows. FP8 scales lie in
+// lines of eight rows, one per `group` values. Grid: (rows, width / 256).
 extern "C" __global__ void embed(
-    const int* tokens, i64 first, i64 held, i64 form, const u8* data, i64 stride, const u8* scale, i64 scale_stride,
-    const float* factors, i64 width, void* out, i64 out_stride, i64 out_wide) {
+    const int* tokens, i64 first, i64 held, i64 form, i64 group, const u8* data, i64 stride,
+    const u8* scale, i64 scale_stride, const float* factors, i64 width, void* out, i64 out_stride,
+    i64 out_wide) {
     const i64 i = static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x;
+    let_next_start();
+    wait_for_previous();
     if (i >= width) return;
     const i64 token = tokens[blockIdx.x] - first;
     const u8* row = data + token * stride;
@@ -17,6 +20,9 @@ extern "C" __global__ void embed(
         value = 0.0f;
     } else if (form == 1) {
         value = bf16_float(reinterpret_cast<const u16*>(row)[i]);
+    } else if (form == 3) {
+        const u8* line = scale + token / 8 * scale_stride;
+        value = e4m3_float(row[i]) * reinterpret_cast<const float*>(line)[i / group];
     } else {
         const u32 code = row[i / 2] >> (i % 2 * 4) & 15u;
         value = e2m1_float(code) * e4m3_float(scale[token * scale_stride + i / 16]);
@@ -31,6 +37,8 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_rows(
     const void* x, i64 x_stride, i64 x_wide, const int* index, const float* weight, double eps,
     i64 width, void* out, i64 out_stride, i64 out_wide) {
     __shared__ float parts[NORM_THREADS / 32];
+    let_next_start();
+    wait_for_previous();
     const i64 source = index == nullptr ? blockIdx.x : index[blockIdx.x];
     const u8* from = row_at(x, source, x_stride, x_wide);
     u8* to = row_at(out, blockIdx.x, out_stride, out_wide);
@@ -61,6 +69,8 @@ extern "C" __global__ void copy_rows(
     const void* x, i64 x_stride, i64 x_wide, i64 width, void* out, i64 out_stride, i64 out_wide,
     i64 at) {
     const i64 i = static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x;
+    let_next_start();
+    wait_for_previous();
     if (i >= width) return;
     const float value = load_value(row_at(x, blockIdx.x, x_stride, x_wide), i, x_wide);
     store_value(row_at(out, blockIdx.x, out_stride, out_wide), at + i, out_wide, value);

@@ -44,15 +44,23 @@ class Unit:
 
 HEAD_STEP = 32
 """Heads in the cache are padded to whole steps of the score kernel."""
-FORMS = (Form.BF16, Form.NVFP4)
+RING_BYTES = 96 << 10
+"""Shared memory in which a streaming block holds weights on their way: two blocks, of this kernel
+or of the next, share a processor."""
+FORMS = ((Form.BF16, 0), (Form.NVFP4, 0), (Form.FP8_BLOCK, 128), (Form.FP8_BLOCK, 32))
+"""Forms and, for FP8, the groups of values that share a scale."""
 
 
-def linear_unit(form: Form) -> Unit:
-    return Unit("linear", (("FORMAT", int(form)),))
+def _format(form: Form, group: int) -> tuple[tuple[str, int], ...]:
+    return (("FORMAT", int(form)), *((("GROUP", group),) if group else ()))
 
 
-def tile_unit(form: Form) -> Unit:
-    return Unit("tile", (("FORMAT", int(form)),))
+def linear_unit(form: Form, group: int = 0) -> Unit:
+    return Unit("linear", (*_format(form, group), ("RING", RING_BYTES)))
+
+
+def tile_unit(form: Form, group: int = 0) -> Unit:
+    return Unit("tile", _format(form, group))
 
 
 def attention_unit(head_dim: int) -> Unit:
@@ -73,7 +81,7 @@ RANDOM, STEP, COLLECTIVE = (
 
 def shared_units() -> list[Unit]:
     """What every model may need, whatever its heads."""
-    matrices = [unit(form) for unit in (linear_unit, tile_unit) for form in FORMS]
+    matrices = [unit(*form) for unit in (linear_unit, tile_unit) for form in FORMS]
     return [ROWS, ROTARY, MOE, PICK, STEP, *matrices]
 
 

@@ -14,10 +14,10 @@ constexpr int DATA_UNITS = CHUNK_BYTES / 16;
 
 // Where unit `unit` of row `row` lies, so that a quarter warp's 16-byte reads meet all banks.
 __device__ __forceinline__ int data_place(int row, int unit) {
-#if FORMAT == 1
-    return row * DATA_UNITS + (unit ^ ((row & 1) << 2 | (row >> 1 & 3)));
-#else
+#if FORMAT == 2
     return row * DATA_UNITS + unit;
+#else
+    return row * DATA_UNITS + (unit ^ ((row & 1) << 2 | (row >> 1 & 3)));
 #endif
 }
 
@@ -33,7 +33,11 @@ template <int BN>
 struct Stage {
     uint4 data[BM * DATA_UNITS];
     uint4 input[BN * INPUT_UNITS];
-    uint2 scale[FORMAT == 1 ? 1 : BM];
+#if FORMAT != 1
+    struct __align__(SCALE_BYTES) Scales {
+        u8 bytes[SCALE_BYTES];
+    } scale[BM];
+#endif
 };
 
 template <int BN, bool GATED>
@@ -63,9 +67,9 @@ struct Loader {
             const int place = input_place(index / INPUT_UNITS, index % INPUT_UNITS);
             copy_async_16(shared_address(&stage.input[place]), input_base + input[i] + chunk * CHUNK * 2);
         }
-#if FORMAT == 2
+#if FORMAT != 1
         if (threadIdx.x < BM) {
-            copy_async_8(shared_address(&stage.scale[threadIdx.x]), scale + chunk * SCALE_BYTES);
+            copy_async<SCALE_BYTES>(&stage.scale[threadIdx.x], scale + chunk * SCALE_BYTES);
         }
 #endif
     }
@@ -75,9 +79,11 @@ struct Loader {
 struct Piece {
 #if FORMAT == 1
     uint4 unit;
-#else
+#elif FORMAT == 2
     u32 codes;
     u32 scale;
+#else
+    uint2 codes;
 #endif
 };
 
@@ -86,9 +92,12 @@ __device__ __forceinline__ Piece piece_of(const Stage<BN>& stage, int row, int s
     Piece piece;
 #if FORMAT == 1
     piece.unit = stage.data[data_place(row, input_unit(step, t))];
-#else
+#elif FORMAT == 2
     piece.codes = reinterpret_cast<const u32*>(&stage.data[data_place(row, t)])[step];
-    piece.scale = reinterpret_cast<const u8*>(&stage.scale[row])[2 * t + step / 2];
+    piece.scale = stage.scale[row].bytes[2 * t + step / 2];
+#else
+    const uint4* unit = &stage.data[data_place(row, 4 * (step / 2) + t)];
+    piece.codes = reinterpret_cast<const uint2*>(unit)[step % 2];
 #endif
     return piece;
 }
@@ -99,8 +108,10 @@ __device__ __forceinline__ void words_of(const Piece& piece, u32 (&words)[4]) {
     words[1] = piece.unit.y;
     words[2] = piece.unit.z;
     words[3] = piece.unit.w;
+#elif FORMAT == 2
+    decode_word(piece.codes, scale_pair(piece.scale), words);
 #else
-    decode_word(piece.codes, e4m3_float(piece.scale), words);
+    decode_codes(piece.codes.x, piece.codes.y, words);
 #endif
 }
 
@@ -123,12 +134,18 @@ struct Operands {
         }
     }
 
-    __device__ __forceinline__ void multiply(float (&acc)[MT][NT][4]) const {
+    // Bits of weights outside `mask` count as zero.
+    __device__ __forceinline__ void multiply(float (&acc)[MT][NT][4], u32 mask) const {
 #pragma unroll
         for (int m = 0; m < MT; ++m) {
             u32 a[4], b[4];
             words_of(lows[m], a);
             words_of(highs[m], b);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                a[j] &= mask;
+                b[j] &= mask;
+            }
 #pragma unroll
             for (int i = 0; i < NT; ++i) {
                 mma(acc[m][i], a[0], b[0], a[1], b[1], input[i].x, input[i].y);
@@ -140,6 +157,62 @@ struct Operands {
         }
     }
 };
+
+#if FORMAT == 3
+// Sums of a group of values before its scale: of a chunk, or of the two halves of a unit.
+template <int MT, int NT>
+struct Parts {
+    static constexpr int SIDES = GROUP == CHUNK ? 1 : 2;
+    static constexpr int EVERY = GROUP == CHUNK ? STEPS : 2;
+    float value[SIDES][MT][NT][4];
+
+    __device__ __forceinline__ void clear(int side) {
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+#pragma unroll
+            for (int i = 0; i < NT; ++i) {
+#pragma unroll
+                for (int c = 0; c < 4; ++c) value[side][m][i][c] = 0.0f;
+            }
+        }
+    }
+
+    template <class STAGE>
+    __device__ __forceinline__ void fold(
+        float (&acc)[MT][NT][4], const STAGE& stage, int side, int group, int row) const {
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+            float scale[2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const u8* own = stage.scale[row + 16 * m + 8 * half].bytes;
+                scale[half] = reinterpret_cast<const float*>(own)[group];
+            }
+#pragma unroll
+            for (int i = 0; i < NT; ++i) {
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    acc[m][i][c] = __fmaf_rn(value[side][m][i][c], scale[c / 2], acc[m][i][c]);
+                }
+            }
+        }
+    }
+
+    // One step's products; with the last of a group its sums, times their scales, go to `acc`.
+    template <int BN>
+    __device__ __forceinline__ void add(
+        float (&acc)[MT][NT][4], const Operands<BN, MT, NT> operands, const Stage<BN>& stage,
+        int step, int row) {
+#pragma unroll
+        for (int side = 0; side < SIDES; ++side) {
+            const u32 mask = SIDES == 1 || threadIdx.x % 4 / 2 == side ? ~0u : 0u;
+            if (step % EVERY == 0) clear(side);
+            operands.multiply(value[side], mask);
+            if (step % EVERY == EVERY - 1) fold(acc, stage, side, step / EVERY * SIDES + side, row);
+        }
+    }
+};
+#endif
 
 template <int BN, bool GATED>
 __device__ __forceinline__ void tile_linear(
@@ -174,11 +247,15 @@ __device__ __forceinline__ void tile_linear(
         const i64 row = gather == nullptr ? place : gather[place];
         loader.input[i] = static_cast<u32>(row * x_stride * 2 + index % INPUT_UNITS * 16);
     }
-    loader.scale = scale + loader.weight_row(threadIdx.x % BM, n0, n, base) * scale_stride;
+#if FORMAT != 1
+    loader.scale = scale + loader.weight_row(threadIdx.x % BM, n0, n, base) / SCALE_ROWS * scale_stride;
+#endif
 
     float acc[MT][NT][4] = {}, total[MT][NT][4] = {};
-    const int length = run_length(chunks);
-    int ahead = 0, filled = 0, used = 0, left = length;
+#if FORMAT == 3
+    Parts<MT, NT> parts;
+#endif
+    int ahead = 0, filled = 0, used = 0, run = 1;
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
         if (ahead < chunks) {
@@ -194,6 +271,7 @@ __device__ __forceinline__ void tile_linear(
     operands[0].load(stages[0], 0, row0 + g, column0 + g, t);
     for (int chunk = 0; chunk < chunks; ++chunk) {
         const bool going = chunk + 1 < chunks;
+        const Stage<BN>& now = stages[used];
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             Operands<BN, MT, NT>& following = operands[(step + 1) % 2];
@@ -211,10 +289,14 @@ __device__ __forceinline__ void tile_linear(
                 used = (used + 1) % STAGES;
                 if (going) following.load(stages[used], 0, row0 + g, column0 + g, t);
             }
-            operands[step % 2].multiply(acc);
+#if FORMAT == 3
+            parts.template add<BN>(acc, operands[step % 2], now, step, row0 + g);
+#else
+            operands[step % 2].multiply(acc, ~0u);
+#endif
         }
-        if (--left == 0 || !going) {
-            left = length;
+        if (chunk + 1 == run_begin(run, chunks)) {
+            ++run;
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
 #pragma unroll
@@ -263,6 +345,8 @@ __device__ __forceinline__ void tile_linear(
     }
 
 TILE_LINEAR(tile_64, 64, false)
-TILE_LINEAR(tile_128, 128, false)
 TILE_LINEAR(tile_gated_64, 64, true)
+#if FORMAT != 3
+TILE_LINEAR(tile_128, 128, false)
 TILE_LINEAR(tile_gated_128, 128, true)
+#endif

@@ -1,13 +1,21 @@
 // How a lane of a warp reads its share of a weight row. FORMAT is a `kernels_numba.weights.Form`.
 //
-// K is cut into chunks, and the chunks into eight runs, one a warp, as even as they can be. Inside a
-// chunk, step s feeds two matrix instructions with eight consecutive values per lane. The order of
-// a row's sum follows from K and the format alone, never from the number of rows.
+// K is cut into chunks, and the chunks into eight runs, one a warp, as even as they can be, longer
+// ones first. Inside a chunk, step s feeds two matrix instructions with eight values per lane. The
+// order of a row's sum follows from K and the format alone, never from the number of rows.
 
 constexpr int WARPS = 8;
 
-// Chunks of a run; the last runs may be shorter or empty.
-__device__ __forceinline__ int run_length(int chunks) { return (chunks + WARPS - 1) / WARPS; }
+// The first chunk of run `run`; run WARPS begins behind the last chunk.
+__device__ __forceinline__ int run_begin(int run, int chunks) {
+    return run * (chunks / WARPS) + min(run, chunks % WARPS);
+}
+
+__device__ __forceinline__ u32 multiply_pair(u32 a, u32 b) {
+    u32 product;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
+    return product;
+}
 
 #if FORMAT == 1
 // bf16: a chunk is 64 values, 128 bytes. Lane t of a quad takes values 32 s + 8 t ... + 7.
@@ -16,19 +24,15 @@ constexpr int STEPS = 2;
 constexpr int CHUNK_BYTES = 128;
 constexpr int SCALE_BYTES = 0;
 
-struct Share {
-    uint4 unit[2];
-};
-
-__device__ __forceinline__ void words_of(const Share& share, int step, u32 (&words)[4]) {
-    const uint4 unit = share.unit[step];
+// Eight values as four words of two, in the order of `paired`.
+__device__ __forceinline__ void words_of(const uint4& unit, u32 (&words)[4]) {
     words[0] = unit.x;
     words[1] = unit.y;
     words[2] = unit.z;
     words[3] = unit.w;
 }
 
-// Eight values of x in the order in which words_of gives weights.
+// Eight values of x in the order in which a weight's words hold theirs.
 __device__ __forceinline__ uint4 paired(uint4 v) { return v; }
 
 // Which 16-byte unit of a chunk of activations goes with step `step` of lane t.
@@ -41,49 +45,64 @@ constexpr int CHUNK = 128;
 constexpr int STEPS = 4;
 constexpr int CHUNK_BYTES = 64;
 constexpr int SCALE_BYTES = 8;
+constexpr int SCALE_ROWS = 1;
 
-struct Share {
-    uint4 packed;
-    u32 scales;
-};
-
-__device__ __forceinline__ u32 multiply_pair(u32 a, u32 b) {
-    u32 product;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
-    return product;
+// An e4m3 scale (never negative) times 2^118, twice: its bits are a bf16's, 2^120 too small. The
+// instruction takes subnormals, whatever the compiler was told.
+__device__ __forceinline__ u32 scale_pair(u32 code) {
+    return multiply_pair(multiply_pair(code * 0x00100010u, 0x7f007f00u), 0x77007700u);
 }
 
-// Eight codes, low nibble first, times their scale / 2^8, as bf16 pairs (i, i + 4): two codes that
-// lie sixteen bits apart become a pair with two shifts.
-__device__ __forceinline__ void decode_word(u32 codes, float scale, u32 (&words)[4]) {
-    const u32 scales = pack_bf16(scale * 0x1p118f, scale * 0x1p118f);
+// Eight codes, low nibble first, times their scale / 2^8, as bf16 pairs (i, i + 4). Exponent and
+// mantissa of a code are a bf16's, 2^126 too small; one product puts them and the sign in place.
+__device__ __forceinline__ void decode_word(u32 codes, u32 scales, u32 (&words)[4]) {
+    const u32 halves[2] = {codes, codes >> 8};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        // Exponent and mantissa of a code are a bf16's, 2^126 too small; this instruction takes
-        // subnormals, whatever the compiler was told.
-        const u32 magnitude = i < 2 ? codes << (6 - 4 * i) : codes >> (4 * i - 6);
-        const u32 sign = codes << (12 - 4 * i);
-        words[i] = multiply_pair(magnitude & 0x01c001c0u | sign & 0x80008000u, scales);
+        const u32 own = halves[i / 2] & (i % 2 ? 0x00f000f0u : 0x000f000fu);
+        words[i] = multiply_pair(own * (i % 2 ? 0x0104u : 0x1040u) & 0x81c081c0u, scales);
     }
 }
 
-// Eight values of x in the same order.
 __device__ __forceinline__ uint4 paired(uint4 v) {
     return make_uint4(__byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632),
                       __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632));
 }
 
-__device__ __forceinline__ void words_of(const Share& share, int step, u32 (&words)[4]) {
-    const u32 codes = step == 0   ? share.packed.x
-                      : step == 1 ? share.packed.y
-                      : step == 2 ? share.packed.z
-                                  : share.packed.w;
-    decode_word(codes, e4m3_float(share.scales >> (8 * (step / 2)) & 255u), words);
+__device__ __forceinline__ int input_unit(int step, int t) { return 4 * t + step; }
+#elif FORMAT == 3
+// FP8 in blocks: a chunk is 128 values, 128 bytes. Lane t takes values 64 u + 16 t + 8 h ... + 7 of
+// unit u in step s = 2 u + h. Codes are exact in bf16; scales, one per GROUP values and eight rows,
+// multiply sums.
+constexpr int CHUNK = 128;
+constexpr int STEPS = 4;
+constexpr int CHUNK_BYTES = 128;
+constexpr int SCALE_BYTES = 4 * CHUNK / GROUP;
+constexpr int SCALE_ROWS = 8;
+
+// Eight codes as bf16 pairs (0, 2), (1, 3), (4, 6), (5, 7). A code's bits are a bf16's, 2^120 too
+// small.
+__device__ __forceinline__ void decode_codes(u32 first, u32 second, u32 (&words)[4]) {
+    const u32 codes[2] = {first, second};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 even = codes[i] << 8 & 0x80008000u | codes[i] << 4 & 0x07f007f0u;
+        const u32 odd = codes[i] & 0x80008000u | codes[i] >> 4 & 0x07f007f0u;
+        words[2 * i] = multiply_pair(even, 0x7b807b80u);
+        words[2 * i + 1] = multiply_pair(odd, 0x7b807b80u);
+    }
 }
 
-__device__ __forceinline__ int input_unit(int step, int t) { return 4 * t + step; }
+__device__ __forceinline__ uint4 paired(uint4 v) {
+    return make_uint4(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632),
+                      __byte_perm(v.z, v.w, 0x5410), __byte_perm(v.z, v.w, 0x7632));
+}
+
+__device__ __forceinline__ int input_unit(int step, int t) {
+    return 8 * (step / 2) + 2 * t + step % 2;
+}
 #else
-#error "FORMAT is 1 (bf16) or 2 (nvfp4)"
+#error "FORMAT is 1 (bf16), 2 (nvfp4) or 3 (fp8 blocks)"
 #endif
 
 // The rows that a block works on: a slice of the step's rows, or an expert's tile of pairs.

@@ -70,7 +70,7 @@ def test_an_error_is_found() -> None:
     bad = Unit("linear", (("FORMAT", 9),))
     good, log, _ = compiled(bad, "--gpu-architecture=sm_90a", AS_CUPY)
     assert not good
-    assert "FORMAT is 1 (bf16) or 2 (nvfp4)" in log
+    assert "FORMAT is 1 (bf16), 2 (nvfp4) or 3 (fp8 blocks)" in log
 
 
 def test_every_file_belongs_to_a_unit() -> None:

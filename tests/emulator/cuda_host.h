@@ -268,6 +268,13 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline double __longlong_as_double(long long v) { return emulated_bits<double>(v); }
+inline long long __double_as_longlong(double v) { return emulated_bits<long long>(v); }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dsub_rn(double a, double b) { return a - b; }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 inline float __fsqrt_rn(float a) { return sqrtf(a); }
 inline float __expf(float a) { return expf(a); }
 inline float rsqrtf(float a) { return 1.0f / sqrtf(a); }
@@ -465,6 +472,16 @@ inline void ptx_cp_async_wait_group(int pending) {
         for (const emulated::Copy& copy : held.front()) memcpy(copy.to, copy.from, copy.size);
         held.pop_front();
     }
+}
+
+inline void ptx_div_rn_f32(float& out, float a, float b) { out = a / b; }
+inline void ptx_cvt_f64_f32(double& out, float a) { out = a; }
+inline void ptx_cvt_rn_f32_f64(float& out, double a) { out = static_cast<float>(a); }
+// The one special register that is read so: %globaltimer.
+inline void ptx_mov_u64(unsigned long long& out) { out = 1; }
+
+inline void ptx_mad_wide_u32(unsigned long long& out, unsigned a, unsigned b, const void* c) {
+    out = static_cast<uint64_t>(a) * b + reinterpret_cast<uint64_t>(c);
 }
 
 inline void ptx_ld_global_nc_L1_no_allocate_v4_u32(
