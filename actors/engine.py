@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from actors.boot import Boot
 from actors.channel import Arrays
 from actors.context import Context, T
 from actors.messages.engine_sampler import FullRow, Selected
-from actors.messages.sampler_engine import WantRow
+from actors.messages.sampler_engine import Masks, WantRow
 from actors.role import Role
 from actors.world import SLAB
 from dgpp.checkpoint.json_file import read_json
@@ -35,6 +38,9 @@ _log = logging.getLogger("dgpp.engine")
 class EngineActor(Role):
     """Plans in, candidates out in the same order, and whole rows where the sampler asks for them.
 
+    A step with rows that follow a grammar begins when their masks have come too; the scheduler
+    sends no other plan before its verdict.
+
     At depth 0 a step is launched and collected in one go. Above it, a plan is launched when it
     comes, and a task of its own collects: what it waits for, it waits for in another thread.
     """
@@ -47,6 +53,9 @@ class EngineActor(Role):
         )
         self._engine: Engine | None = None
         self._collective: Collective | None = None
+        self._plan: Plan | None = None
+        self._masks: tuple[int, tuple[int, ...], npt.NDArray[np.uint32]] | None = None
+        self._masked: set[int] = set()
         self._depth = limits.depth
         self._launched: asyncio.Queue[int] = asyncio.Queue()
         self._pace_s = self.boot.settings.engine.step_ms / 1e3
@@ -70,7 +79,11 @@ class EngineActor(Role):
     async def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
         match message:
             case Plan():
-                await self._run(message)
+                self._plan = message
+                await self._run_when_masked()
+            case Masks(step, slots):
+                self._masks = (step, slots, arrays[0].copy())
+                await self._run_when_masked()
             case WantRow(step, row):
                 wait = self._wait if self._depth else self.context.run_blocking
                 rows = await wait(self._loaded.full_rows, step, [row])
@@ -81,6 +94,20 @@ class EngineActor(Role):
         assert self._engine is not None
         return self._engine
 
+    async def _run_when_masked(self) -> None:
+        """Run the plan that came, unless masks that its rows need have not come yet."""
+        plan = self._plan
+        if plan is None:
+            return
+        self._masked.difference_update(plan.closes)
+        for opened in plan.opens:
+            (self._masked.add if opened.request.grammar else self._masked.discard)(opened.slot)
+        needed = [slot for slot in plan.sampled_slots() if slot in self._masked]
+        if needed and (self._masks is None or self._masks[0] != plan.step):
+            return
+        self._plan = None
+        await self._run(plan)
+
     async def _run(self, plan: Plan) -> None:
         if self._depth:
             await self.context.run_blocking(self._launch, plan)
@@ -90,6 +117,8 @@ class EngineActor(Role):
 
     def _launch(self, plan: Plan) -> None:
         self._tables.advance(plan)
+        if self._masks is not None and self._masks[0] == plan.step:
+            self._tables.mask(*self._masks[1:])
         self._loaded.launch(plan, self._tables.tables)
 
     def _step(self, plan: Plan) -> Candidates:

@@ -226,6 +226,7 @@ def _served(settings: Settings, files: ModelFiles, limits: EngineLimits) -> Serv
         no_eos=engine.no_eos,
         reasoning_in_content=engine.reasoning_in_content,
         whole_arguments=engine.tool_args == "whole",
+        text=files.text,
         tools=template is not None and "tool_calls" in template.source,
     )
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from actors.channel import Arrays
 from actors.context import Context
+from actors.guidance import Guidance
 from actors.messages.engine_sampler import FullRow, Selected
 from actors.messages.sampler_engine import WantRow
 from actors.messages.sampler_tokenizer import Committed, Tokens
@@ -33,6 +34,7 @@ class SamplerActor(Role):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._sampler = Sampler(self.boot.limits.slots)
+        self._guidance = Guidance(context, self.boot)
         self._plans: deque[Plan] = deque()
         self._selected: deque[tuple[Candidates, Arrays]] = deque()
         self._is_prepared = False
@@ -60,6 +62,7 @@ class SamplerActor(Role):
         if not self._is_prepared:
             # Without waiting for the candidates: newcomers are taken in while the engine computes.
             self._sampler.prepare(plan)
+            self._guidance.prepare(plan)
             self._is_prepared = True
         if self._selected:
             self._proceed(self._sampler.step(plan, self._selected[0][0]))
@@ -77,6 +80,7 @@ class SamplerActor(Role):
             for row in result.rows:
                 self.context.post(ENGINE, WantRow(result.step, row))
             return
+        self._guidance.advance(result.verdict)
         self._selected.popleft()[1].release()
         self._plans.popleft()
         self._is_prepared = False

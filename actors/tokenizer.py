@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeVar
 
 from actors.boot import Boot
@@ -19,6 +20,8 @@ from actors.messages.tokenizer_http import Decoded, Deltas, Encoded, Prepared, R
 from actors.messages.tokenizer_scheduler import Arrive, Stopped
 from actors.role import Role
 from dgpp.checkpoint.json_file import read_json
+from dgpp.grammar.matcher import Grammars
+from dgpp.grammar.vocabulary import vocabulary
 from dgpp.sched.admission import request_of
 from dgpp.sched.request import unpack_ids
 from dgpp.serve.errors import ApiError
@@ -52,6 +55,8 @@ class TokenizerActor(Role):
         self._codec: TextCodec | None = None
         self._threads = ThreadPoolExecutor(INGRESS_THREADS, thread_name_prefix="ingress")
         self._preparing: set[str] = set()
+        self._grammars: Grammars | None = None
+        self._lock = Lock()
         self._outputs: dict[str, OutputStream] = {}
 
     async def start(self) -> None:
@@ -79,7 +84,14 @@ class TokenizerActor(Role):
         request = message.request
         codec = self._loaded
         prepared = await self._thread(
-            request.id, submission, request, message.seed, codec, self._model, time.time()
+            request.id,
+            submission,
+            request,
+            message.seed,
+            codec,
+            self._model,
+            time.time(),
+            self._compiler,
         )
         if prepared is not None and request.id in self._preparing:
             self._preparing.remove(request.id)
@@ -98,6 +110,14 @@ class TokenizerActor(Role):
         text = await self._thread(message.id, partial(tokenizer.decode, ids, skip_special=False))
         if text is not None:
             self.context.post(HTTP, Decoded(message.id, text))
+
+    def _compiler(self) -> Grammars:
+        """Made with the first constrained request, in the thread that prepares it."""
+        with self._lock:
+            if self._grammars is None:
+                codec = self._loaded
+                self._grammars = Grammars(vocabulary(codec.tokenizer, codec.stop_ids))
+        return self._grammars
 
     @property
     def _loaded(self) -> TextCodec:

@@ -10,7 +10,7 @@ from actors.boot import Boot
 from actors.messages.engine_sampler import FromEngine
 from actors.messages.http_scheduler import Cancel
 from actors.messages.http_tokenizer import FromHttp
-from actors.messages.sampler_engine import WantRow
+from actors.messages.sampler_engine import FromSampler
 from actors.messages.sampler_tokenizer import Committed
 from actors.messages.scheduler_http import FromScheduler
 from actors.messages.tokenizer_http import FromTokenizer
@@ -108,6 +108,7 @@ def _channels(limits: EngineLimits) -> tuple[ChannelSpec, ...]:
     rows = limits.slots * (1 + limits.max_drafts)
     candidates = rows * (8 * limits.candidates + 20) + KIB
     row = 4 * limits.vocab_size + KIB
+    masks = limits.slots * 4 * (-(-limits.vocab_size // 32)) + KIB
     return (
         ChannelSpec(source="http", target="tokenizer", messages=FromHttp, ring_bytes=256 * KIB),
         ChannelSpec(
@@ -144,7 +145,14 @@ def _channels(limits: EngineLimits) -> tuple[ChannelSpec, ...]:
             slots=4 + limits.depth,
             spin_us=SPIN_US,
         ),
-        ChannelSpec(source="sampler", target="engine", messages=WantRow, ring_bytes=16 * KIB),
+        ChannelSpec(
+            source="sampler",
+            target="engine",
+            messages=FromSampler,
+            ring_bytes=16 * KIB,
+            slots=2,
+            slot_bytes=masks,
+        ),
         ChannelSpec(
             source="sampler",
             target="scheduler",

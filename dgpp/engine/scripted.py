@@ -104,7 +104,7 @@ class ScriptedEngine:
             if chunk.last:
                 self._play(rows, chunk.slot, 0, 1)
         for row in plan.decodes:
-            self._decode(rows, row)
+            self._decode(rows, row, alone=bool(tables.masked[row.slot]))
         self._steps.append(_Step(plan.step, self._candidates(rows, tables)))
 
     def collect(self, step: int) -> Candidates:
@@ -123,7 +123,8 @@ class ScriptedEngine:
         assert found is not None, f"step {number} is not kept"
         return found
 
-    def _decode(self, rows: list[_Row], row: DecodeRow) -> None:
+    def _decode(self, rows: list[_Row], row: DecodeRow, *, alone: bool) -> None:
+        """`alone`: what follows a row is not known before its verdict, so there are no drafts."""
         state = self._slots[row.slot]
         produced = row.position - state.prompt_tokens + 1
         if row.token == FED:
@@ -131,7 +132,7 @@ class ScriptedEngine:
         else:
             state.astray = False
         count = 1
-        if state.line is not None:
+        if state.line is not None and not alone:
             per_step = state.line.per_step
             count = per_step[state.steps % len(per_step)]
         state.steps += 1

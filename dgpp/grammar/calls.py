@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dgpp.grammar.lark import COMPACT, LENIENT, LarkWriter, alternatives
+from dgpp.grammar.errors import GrammarError
+from dgpp.grammar.lark import ANYTHING, COMPACT, LENIENT, LarkWriter, alternatives
 from dgpp.text.calls.format import ToolFormat
 from dgpp.text.calls.values import ANY, types_of
 from dgpp.text.messages import Tool
@@ -76,11 +77,15 @@ class CallWriter:
 
     def _argument(self, key: str, schema: Any, root: Mapping[str, Any], *, strict: bool) -> str:
         types = types_of(schema, root)
+        if strict and types == {"string"}:
+            _check_bare(key, schema)
         if "string" in types:
             value = self._string(schema) if types == {"string"} else ""
             if value:
                 return f"{self._opening(key, string=True)} {value} {self._closing()}"
-            text = f"{self._opening(key, string=True)} {self._until_closed()}"
+            body = _bounded(schema) if types == {"string"} else ANYTHING
+            until = self._writer.text_until(self._after, body)
+            text = f"{self._opening(key, string=True)} {until}"
             if types in (ANY, {"string"}) or self._string_open == self._json_open:
                 return self._writer.rule(text)
             return self._writer.rule(alternatives([text, self._json(key, schema, root, strict)]))
@@ -128,6 +133,24 @@ class CallWriter:
 
     def _until_closed(self) -> str:
         return self._writer.text_until(self._after)
+
+
+def _check_bare(key: str, schema: Any) -> None:
+    """Bare text is held to its length and to listed values; more cannot be asked of it."""
+    for keyword in ("pattern", "format"):
+        if isinstance(schema, Mapping) and keyword in schema:
+            raise GrammarError(f'Unimplemented keys: ["{keyword}"] of the bare text of {key!r}')
+
+
+def _bounded(schema: Any) -> str:
+    """A pattern for text of the length that `schema` allows."""
+    if not isinstance(schema, Mapping):
+        return ANYTHING
+    least, most = schema.get("minLength"), schema.get("maxLength")
+    if not isinstance(least, int) and not isinstance(most, int):
+        return ANYTHING
+    low = least if isinstance(least, int) else 0
+    return rf"/(.|\n){{{low},{most if isinstance(most, int) else ''}}}/"
 
 
 def _around(text: str, key: str, value: str) -> tuple[tuple[str, str], str]:

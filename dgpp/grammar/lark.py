@@ -38,12 +38,12 @@ class LarkWriter:
         parts = [f"<[{p}]>" if isinstance(p, int) else json.dumps(p) for p in pieces]
         return " ".join(parts) if parts else '""'
 
-    def text_until(self, marker: str) -> str:
-        """An expression for any text, then `marker`, the first that comes."""
+    def text_until(self, marker: str, body: str = ANYTHING) -> str:
+        """An expression for text that `body` matches, then `marker`, the first that comes."""
         if self.begins_with_control(marker):
-            return f"{self.rule(ANYTHING)} {self.literal(marker)}"
+            return f"{self.rule(body)} {self.literal(marker)}"
         number = len(self._rules)
-        self._rules.append(f"until_{number}[suffix={json.dumps(marker)}]: {ANYTHING}")
+        self._rules.append(f"until_{number}[suffix={json.dumps(marker)}]: {body}")
         return f"until_{number}"
 
     def begins_with_control(self, text: str) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from dgpp.errors import DgppError
+from dgpp.grammar.errors import GrammarBrokenError, GrammarError
 
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,
@@ -24,16 +24,6 @@ LIMITS = LLParserLimits(
 """What one grammar may cost: about 40 ms to compile, 200 MB of lexer states at the very most."""
 REMEMBERED = 64
 """Compiled grammars kept for requests to come."""
-
-
-class GrammarError(DgppError, ValueError):
-    """A grammar that cannot be compiled, or whose work exceeds its limits."""
-
-
-class GrammarBrokenError(DgppError):
-    """A committed token that its own mask forbade: the masks and the tokens disagree."""
-
-    exit_status = 2
 
 
 class Matcher:

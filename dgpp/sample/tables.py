@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 
 from dgpp.sample.candidates import SlotTables
 from dgpp.sched.plan import Plan
@@ -44,6 +47,12 @@ class TableWriter:
         for row in plan.decodes:
             if self._counted[row.slot]:
                 self.tables.counts[row.slot, row.token] += 1
+
+    def mask(self, slots: Sequence[int], masks: npt.NDArray[np.uint32]) -> None:
+        """What may follow in each of `slots`: uint32 [len(slots), ⌈V / 32⌉], row by row."""
+        for slot, row in zip(slots, masks, strict=True):
+            self.tables.mask[slot, 0] = row
+            self.tables.masked[slot] = 1
 
     def _open(self, slot: int, submit: Submit) -> None:
         """`slot` now belongs to `submit`: its prompt's counts, its bias, no mask."""

@@ -29,7 +29,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `id` is `<request>-<choice>`, unique among live requests. `prompt` is packed u32 ids
     (`pack_ids`), at least one. `seed` is an unsigned 64-bit key of the counter-based generator.
-    `stop_ids` are the ids that end the text (empty when the request ignores them).
+    `stop_ids` are the ids that end the text (empty when the request ignores them). `grammar`, where
+    there is one, is what the answer must follow, as `dgpp.grammar` writes it.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0
     stop_ids: tuple[int, ...] = ()
     priority: int = 0
+    grammar: str = ""
 
     @property
     def prompt_ids(self) -> Ids:
@@ -51,8 +53,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def runs_ahead(self) -> bool:
         """Whether a row may be planned before the token it feeds is known to the host: nothing
-        that the host adds to the row depends on that token, as penalties do."""
-        return not self.sampling.penalised
+        that the host adds to the row depends on that token, as penalties and masks do."""
+        return not (self.sampling.penalised or self.grammar)
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):

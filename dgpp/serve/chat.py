@@ -11,6 +11,7 @@ from dgpp.serve.fields import Fields
 from dgpp.serve.jsonsafe import parse_object
 from dgpp.serve.options import SHARED, ignored_fields, shared_options
 from dgpp.serve.request import GenerationRequest
+from dgpp.serve.response_format import parse_response_format
 from dgpp.serve.served import ServedModel
 from dgpp.serve.tools import parse_tools
 
@@ -56,20 +57,20 @@ def parse_chat(body: bytes, id: str, model: ServedModel) -> GenerationRequest:  
     fields.text("safety_identifier", longest=limits.SAFETY_IDENTIFIER_CHARS)
     fields.refuse("modalities", (["text"],))
     tier = fields.one_of("service_tier", ("auto", "default"))
-    tools, may_call = parse_tools(fields)
+    offer = parse_tools(fields)
     return GenerationRequest(
         id=id,
         kind="chat",
         messages=parse_messages(fields),
         template_kwargs={**model.template_kwargs, **_template_kwargs(fields)},
-        tools=tools,
-        callable=may_call,
+        answer=parse_response_format(fields),
         n=fields.integer("n", 1, limits.CHOICES) or 1,
         max_tokens=_max_tokens(fields),
         metadata=_metadata(fields),
         service_tier=tier and "default",
         ignored=ignored_fields(fields, _KNOWN),
         **shared,
+        **offer._asdict(),
     )
 
 
@@ -92,14 +93,6 @@ def _max_tokens(fields: Fields) -> int | None:
 
 
 def _refuse_later_features(fields: Fields) -> None:
-    form = fields.object("response_format")
-    if form is not None:
-        kind = form.one_of("type", ("text", "json_object", "json_schema"))
-        if kind is None:
-            raise invalid("response_format.type is required", "response_format.type")
-        if kind != "text":
-            message = f"response_format {kind} is not supported yet"
-            raise invalid(message, "response_format", "constrained_decoding_unsupported")
     if fields.one_of("reasoning_effort", _EFFORTS) is not None:
         message = "reasoning_effort is not supported yet"
         raise invalid(message, "reasoning_effort", "unsupported_reasoning_effort")

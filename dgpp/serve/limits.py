@@ -28,6 +28,8 @@ MESSAGES = 8192
 CONTENT_PARTS = 4096
 TOOL_CALLS = 1024
 TOOLS = 128
+SCHEMA_CHARS = 1 << 18
+"""The text of one schema or grammar."""
 NAME_CHARS = 256
 """`name` of a message, ids and names of calls."""
 

@@ -12,6 +12,13 @@ from dgpp.text.messages import Message, Tool
 Kind = Literal["chat", "completion", "messages"]
 
 
+class JsonAnswer(msgspec.Struct, frozen=True):
+    """The answer is JSON: `schema` is the text of its schema, "{}" for any object."""
+
+    schema: str
+    strict: bool = False
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """A validated request for text.
 
@@ -20,6 +27,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `prompt_ids` (each token ids packed as little-endian u32, as
     `dgpp.sched.request.pack_ids` does), never both.
     `tools` are shown to the model; where they are `callable`, its calls are read as such.
+    With `must_call` the answer is a call, with `only` of one of these; `parallel` allows several.
+    `named`: the client named the tool. `answer`: what JSON the answer must be, None for text.
     `max_tokens` None means the server's default, cut to the room the prompt leaves. `n` is the
     choices per prompt; choice `p * n + k` is the k-th of prompt p. `seed` None means a random
     one. `ping_interval` is in seconds, -1 for no keep-alive comments. `ignored` counts the
@@ -35,6 +44,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     template_kwargs: dict[str, bool | str] = {}
     tools: tuple[Tool, ...] = ()
     callable: bool = False
+    must_call: bool = False
+    only: tuple[str, ...] = ()
+    parallel: bool = True
+    named: bool = False
+    answer: JsonAnswer | None = None
     n: int = 1
     max_tokens: int | None = None
     sampling: SamplingParams = SamplingParams()

@@ -18,7 +18,8 @@ class ServedModel(msgspec.Struct, frozen=True, omit_defaults=True):
     and answer together, `kv_pool_tokens` is what the block pool can hold of one request.
     `ping_interval` is in seconds, -1 for none. `no_eos`: every answer runs to its length limit.
     `reasoning_in_content`: the think tags are text. `whole_arguments`: a call's arguments come in
-    one piece. `tools`: the model's template knows calls.
+    one piece. `tools`: the model's template knows calls. `text`: it has
+    a tokenizer.
     """
 
     id: str
@@ -35,6 +36,7 @@ class ServedModel(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_in_content: bool = False
     whole_arguments: bool = False
     tools: bool = False
+    text: bool = True
 
     def answers_to(self, name: str) -> bool:
         return name == self.id or name in self.aliases

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from dgpp.grammar.matcher import Grammars
 from dgpp.sched.request import Submit, pack_ids, unpack_ids
 from dgpp.serve.budget import token_budget
+from dgpp.serve.constraint import constrains, grammar_of
 from dgpp.serve.errors import invalid, prompt_refused
 from dgpp.serve.request import GenerationRequest, choice_seed
 from dgpp.serve.served import ServedModel
@@ -32,17 +35,32 @@ class Submission(NamedTuple):
 
 
 def submission(
-    request: GenerationRequest, seed: int, codec: TextCodec, model: ServedModel, now: float
+    request: GenerationRequest,
+    seed: int,
+    codec: TextCodec,
+    model: ServedModel,
+    now: float,
+    grammars: Callable[[], Grammars] | None = None,
 ) -> Submission:
     """What the scheduler is asked for. `now` is in Unix seconds, for templates that tell the date.
+    `grammars` compiles those of constrained answers; it is asked for with the first of them.
 
-    Raises a 400 ApiError where the template refuses the conversation, an id is no token, or a
-    prompt leaves no room for its answer. The choices of a prompt share its bytes.
+    Raises a 400 ApiError where the template refuses the conversation, an id is no token, a
+    schema cannot be enforced, or a prompt leaves no room for its answer. The choices of a prompt
+    share its bytes.
     """
-    stops = () if request.ignore_eos or model.no_eos else tuple(sorted(codec.stop_ids))
     param = "prompt" if request.kind == "completion" else "messages"
     submits: list[Submit] = []
     prompts = prompts_of(request, codec, model, now)
+    reasoning = _opens_reasoning(request, codec, prompts)
+    grammar = ""
+    if constrains(request):
+        if grammars is None:
+            raise invalid("this model has no grammars", "response_format")
+        grammar = grammar_of(request, codec, grammars(), reasoning=reasoning)
+    # What follows a grammar ends where the grammar does.
+    endless = (request.ignore_eos or model.no_eos) and not grammar
+    stops = () if endless else tuple(sorted(codec.stop_ids))
     for prompt in prompts:
         tokens = len(prompt) // 4
         max_tokens = token_budget(tokens, request.max_tokens, model, param)
@@ -57,13 +75,22 @@ def submission(
                     seed=choice_seed(seed, choice),
                     stop_ids=stops,
                     priority=request.priority,
+                    grammar=grammar,
                 )
             )
-    return Submission(tuple(submits), tuple(prompts), _output(request, codec, model, prompts))
+    output = _output(request, codec, model, reasoning=reasoning)
+    return Submission(tuple(submits), tuple(prompts), output)
+
+
+def _opens_reasoning(request: GenerationRequest, codec: TextCodec, prompts: list[bytes]) -> bool:
+    """Whether the answer begins inside the think tags."""
+    if request.kind == "completion":
+        return False
+    return codec.opens_reasoning(unpack_ids(prompts[0]).tolist())
 
 
 def _output(
-    request: GenerationRequest, codec: TextCodec, model: ServedModel, prompts: list[bytes]
+    request: GenerationRequest, codec: TextCodec, model: ServedModel, *, reasoning: bool
 ) -> OutputOptions:
     """How the answer is to be read: a raw completion has no reasoning and no calls."""
     if request.kind == "completion":
@@ -75,9 +102,9 @@ def _output(
     return OutputOptions(
         stop=request.stop,
         dialect=dialect,
-        reasoning=dialect.thinking is not None
-        and codec.opens_reasoning(unpack_ids(prompts[0]).tolist()),
+        reasoning=reasoning and dialect.thinking is not None,
         tools={tool.name: _schema(tool) for tool in offered},
+        forced=request.named,
         whole_arguments=model.whole_arguments,
     )
 

@@ -26,7 +26,7 @@ def parse_tokenize(body: bytes, id: str, model: ServedModel) -> GenerationReques
         raise invalid("either prompt or messages is required", "prompt")
     if prompt is not None:
         return GenerationRequest(id=id, kind="completion", model=model.id, prompts=(prompt,))
-    tools, _ = parse_tools(fields)
+    tools = parse_tools(fields).tools
     return GenerationRequest(
         id=id,
         kind="chat",

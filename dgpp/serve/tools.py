@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from dgpp.serve import limits
 from dgpp.serve.errors import invalid
@@ -14,14 +14,22 @@ from dgpp.text.messages import Tool
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SHOWN = ("name", "description", "parameters", "strict")
-CONSTRAINED = "constrained_decoding_unsupported"
 
 
-def parse_tools(fields: Fields) -> tuple[tuple[Tool, ...], bool]:
-    """The tools, and whether they may be called. Raises ApiError naming the member.
+class Offer(NamedTuple):
+    """The tools of a request and how they may be called; the members of GenerationRequest."""
 
-    `tool_choice` none shows the tools and lets none be called.
-    """
+    tools: tuple[Tool, ...] = ()
+    callable: bool = False
+    must_call: bool = False
+    only: tuple[str, ...] = ()
+    named: bool = False
+    parallel: bool = True
+
+
+def parse_tools(fields: Fields) -> Offer:
+    """Raises ApiError naming the member. `tool_choice` none shows the tools and lets none be
+    called."""
     entries = fields.array("tools", limits.TOOLS) or []
     tools = tuple(
         _tool(fields.element("tools", index, entry)) for index, entry in enumerate(entries)
@@ -31,26 +39,58 @@ def parse_tools(fields: Fields) -> tuple[tuple[Tool, ...], bool]:
         if tool.name in seen:
             raise invalid(f"tools[{index}]: a second tool {tool.name}", f"tools[{index}]")
         seen.add(tool.name)
-    if not fields.boolean("parallel_tool_calls", default=True):
-        message = "parallel_tool_calls: false is not supported yet"
-        raise invalid(message, "parallel_tool_calls", CONSTRAINED)
-    return tools, _may_call(fields, bool(tools))
+    parallel = fields.boolean("parallel_tool_calls", default=True)
+    return _choice(fields, Offer(tools, callable=bool(tools), parallel=parallel))
 
 
-def _may_call(fields: Fields, offered: bool) -> bool:
+def _choice(fields: Fields, offer: Offer) -> Offer:
     choice = fields.get("tool_choice")
-    if choice is None or choice == "auto":
-        if choice is not None and not offered:
-            raise invalid("tool_choice needs tools", "tool_choice")
-        return offered
+    if choice is None:
+        return offer
     if choice == "none":
-        return False
-    if not offered:
+        return offer._replace(callable=False)
+    if not offer.tools:
         raise invalid("tool_choice needs tools", "tool_choice")
-    if choice == "required" or isinstance(choice, dict):
-        message = "tool_choice can be auto or none; a forced call is not supported yet"
-        raise invalid(message, "tool_choice", CONSTRAINED)
-    raise invalid("tool_choice must be auto, none, required or an object", "tool_choice")
+    if choice == "auto":
+        return offer
+    if choice == "required":
+        return offer._replace(must_call=True)
+    form = fields.object("tool_choice") if isinstance(choice, dict) else None
+    if form is None:
+        raise invalid("tool_choice must be auto, none, required or an object", "tool_choice")
+    kind = form.one_of("type", ("function", "custom", "allowed_tools"))
+    if kind is None:
+        raise invalid("tool_choice.type is required", "tool_choice.type")
+    if kind != "allowed_tools":
+        name = _named(form, kind, offer)
+        return offer._replace(must_call=True, only=(name,), named=True)
+    return _allowed(form, offer)
+
+
+def _named(form: Fields, kind: str, offer: Offer) -> str:
+    """The name in `{"type": kind, kind: {"name"}}` or its flat form, which must be offered."""
+    inner = form.object(kind) or form
+    name = inner.needed_text("name")
+    if name not in {tool.name for tool in offer.tools}:
+        at = inner.path("name")
+        raise invalid(f"{at}: {shorten(name)!r} is not among the tools", at)
+    return name
+
+
+def _allowed(form: Fields, offer: Offer) -> Offer:
+    inner = form.object("allowed_tools") or form
+    mode = inner.one_of("mode", ("auto", "required"))
+    if mode is None:
+        raise invalid(f"{inner.path('mode')} is required", inner.path("mode"))
+    entries = inner.array("tools", limits.TOOLS)
+    if not entries:
+        at = inner.path("tools")
+        raise invalid(f"{at} must name at least one tool", at)
+    names = []
+    for index, entry in enumerate(entries):
+        one = inner.element("tools", index, entry)
+        names.append(_named(one, one.one_of("type", ("function", "custom")) or "function", offer))
+    return offer._replace(must_call=mode == "required", only=tuple(dict.fromkeys(names)))
 
 
 def _tool(fields: Fields) -> Tool:
@@ -66,21 +106,20 @@ def _tool(fields: Fields) -> Tool:
         raise invalid(f"{at} must be 1 to 64 letters, digits, underscores or hyphens", at)
     inner.text("description")
     inner.object("parameters")
-    if inner.boolean("strict"):
-        at = inner.path("strict")
-        raise invalid(f"{at}: true is not supported yet", at, CONSTRAINED)
+    strict = inner.boolean("strict")
     if kind == "custom":
-        return Tool(name, json.dumps(_custom(inner), ensure_ascii=False), custom=True)
+        text = json.dumps(_custom(inner), ensure_ascii=False)
+        return Tool(name, text, custom=True, grammar=_grammar(inner))
     shown = {key: value for key, value in inner.members.items() if key in _SHOWN}
-    return Tool(name, json.dumps(shown, ensure_ascii=False))
+    text = json.dumps(shown, ensure_ascii=False)
+    if len(text) > limits.SCHEMA_CHARS:
+        at = inner.path("parameters")
+        raise invalid(f"{at} has over {limits.SCHEMA_CHARS} characters", at)
+    return Tool(name, text, strict=strict)
 
 
 def _custom(fields: Fields) -> dict[str, Any]:
     """A custom tool as the function that models know: one string argument, `input`."""
-    form = fields.object("format")
-    if form is not None and form.one_of("type", ("text", "grammar")) == "grammar":
-        at = form.path("type")
-        raise invalid(f"{at}: grammar is not supported yet", at, CONSTRAINED)
     described = {"description": text} if (text := fields.text("description")) else {}
     parameters = {
         "type": "object",
@@ -88,3 +127,15 @@ def _custom(fields: Fields) -> dict[str, Any]:
         "required": ["input"],
     }
     return {"name": fields.needed_text("name"), **described, "parameters": parameters}
+
+
+def _grammar(fields: Fields) -> tuple[str, str] | None:
+    """What a custom tool's input must follow: (regex or lark, text)."""
+    form = fields.object("format")
+    if form is None or form.one_of("type", ("text", "grammar")) != "grammar":
+        return None
+    inner = form.object("grammar") or form
+    syntax = inner.one_of("syntax", ("regex", "lark"))
+    if syntax is None:
+        raise invalid(f"{inner.path('syntax')} is required", inner.path("syntax"))
+    return syntax, inner.needed_text("definition", longest=limits.SCHEMA_CHARS)

@@ -15,7 +15,7 @@ from dgpp.serve.jsonsafe import parse_object, shorten
 from dgpp.serve.options import ignored_fields
 from dgpp.serve.request import GenerationRequest
 from dgpp.serve.served import ServedModel, with_top_p
-from dgpp.serve.tools import CONSTRAINED, TOOL_NAME
+from dgpp.serve.tools import TOOL_NAME, Offer
 from dgpp.text.messages import Message, Tool, ToolCall
 
 _KNOWN = frozenset(
@@ -43,20 +43,19 @@ def _conversation(fields: Fields, id: str, model: ServedModel) -> GenerationRequ
     name = fields.needed_text("model")
     if not model.answers_to(name):
         raise model_not_found(shorten(name))
-    tools, may_call = _tools(fields)
+    offer = _offer(fields)
     return GenerationRequest(
         id=id,
         kind="messages",
         model=name,
         messages=(*_system(fields), *_messages(fields)),
         template_kwargs={**model.template_kwargs, **_thinking(fields)},
-        tools=tools,
-        callable=may_call,
         sampling=_sampling(fields, model),
         stop=_stop(fields),
         stream=fields.boolean("stream"),
         ping_interval=model.ping_interval,
         ignored=ignored_fields(fields, _KNOWN),
+        **offer._asdict(),
     )
 
 
@@ -201,7 +200,7 @@ def _unknown_block(block: Fields, kind: str) -> Exception:
     return invalid(f"{at}: {shorten(kind)} is not supported here", at, "unsupported_content_type")
 
 
-def _tools(fields: Fields) -> tuple[tuple[Tool, ...], bool]:
+def _offer(fields: Fields) -> Offer:
     entries = fields.array("tools", limits.TOOLS) or []
     tools: dict[str, Tool] = {}
     for index, entry in enumerate(entries):
@@ -209,25 +208,28 @@ def _tools(fields: Fields) -> tuple[tuple[Tool, ...], bool]:
         if tool.name in tools:
             raise invalid(f"tools[{index}]: a second tool {tool.name}", f"tools[{index}].name")
         tools[tool.name] = tool
-    return tuple(tools.values()), _may_call(fields, bool(tools))
+    return _choice(fields, Offer(tuple(tools.values()), callable=bool(tools)))
 
 
-def _may_call(fields: Fields, offered: bool) -> bool:
+def _choice(fields: Fields, offer: Offer) -> Offer:
     choice = fields.object("tool_choice")
     if choice is None:
-        return offered
+        return offer
     kind = choice.one_of("type", ("auto", "any", "tool", "none"))
     if kind is None:
         raise invalid("tool_choice.type is required", "tool_choice.type")
-    if not offered and kind != "none":
+    if not offer.tools and kind != "none":
         raise invalid("tool_choice needs tools", "tool_choice")
-    if kind in ("any", "tool"):
-        message = "tool_choice can be auto or none; a forced call is not supported yet"
-        raise invalid(message, "tool_choice.type", CONSTRAINED)
-    if choice.boolean("disable_parallel_tool_use"):
-        at = "tool_choice.disable_parallel_tool_use"
-        raise invalid(f"{at} is not supported yet", at, CONSTRAINED)
-    return kind == "auto"
+    parallel = not choice.boolean("disable_parallel_tool_use")
+    offer = offer._replace(callable=offer.callable and kind != "none", parallel=parallel)
+    if kind == "any":
+        return offer._replace(must_call=True)
+    if kind == "tool":
+        name = choice.needed_text("name")
+        if name not in {tool.name for tool in offer.tools}:
+            raise invalid("tool_choice.name is not among the tools", "tool_choice.name")
+        return offer._replace(must_call=True, only=(name,))
+    return offer
 
 
 def _tool(fields: Fields) -> Tool:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from dgpp.grammar.answer import Wanted, answer_grammar
-from dgpp.grammar.matcher import GrammarError, Grammars
+from dgpp.grammar.errors import GrammarError
+from dgpp.grammar.matcher import Grammars
 from dgpp.grammar.vocabulary import vocabulary
 from dgpp.sched.verdict import Finish
 from dgpp.text.calls.format import FORMATS, MIMO, QWEN, ToolFormat
@@ -123,6 +124,14 @@ def test_what_is_allowed_is_read_back(form):
         told = [part.text for part in delta.parts if isinstance(part, ArgumentsPart)]
         assert names == ["get_weather", "now"]
         assert [json.loads(text) for text in told] == [arguments, {}]
+
+
+@every
+def test_lengths_of_bare_strings_are_kept(form):
+    schema = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 3}}}
+    wanted = Wanted(tools=(tool("f", schema),), choice="required")
+    assert allows(form, wanted, written(form, ("f", {"s": "é</"})))
+    assert not allows(form, wanted, written(form, ("f", {"s": "abcd"})))
 
 
 @every

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from dgpp.grammar.errors import GrammarError
 from dgpp.grammar.lark import COMPACT, LarkWriter
-from dgpp.grammar.matcher import GrammarError, Grammars
+from dgpp.grammar.matcher import Grammars
 from dgpp.text.tokenizer import Tokenizer
 
 SUITE = Path(__file__).parents[4] / "shared" / "assets" / "evals" / "jsonschema" / "draft2020-12"

@@ -160,8 +160,6 @@ def test_wrong_values_name_their_field(
         ("prompt_cache_key", "k", "unsupported_parameter"),
         ("store", True, "unsupported_parameter"),
         ("modalities", ["audio"], "unsupported_parameter"),
-        ("parallel_tool_calls", False, "constrained_decoding_unsupported"),
-        ("response_format", {"type": "json_object"}, "constrained_decoding_unsupported"),
         ("reasoning_effort", "high", "unsupported_reasoning_effort"),
     ],
 )

@@ -88,12 +88,32 @@ def test_no_choice_shows_tools_and_reads_no_calls(model, codec):
         ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"function": {"name": "x" * 65}}]}, "tools[0].function.name"),
         ({"tools": [{"function": {"name": "f", "parameters": 1}}]}, "tools[0].function.parameters"),
-        ({"tools": [{"function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
         ({"tools": [1]}, "tools[0]"),
         ({"tool_choice": "auto"}, "tool_choice"),
-        ({"tools": WRAPPED, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": WRAPPED, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+        (
+            {"tools": WRAPPED, "tool_choice": {"type": "allowed_tools", "tools": []}},
+            "tool_choice.mode",
+        ),
+        (
+            {
+                "tools": WRAPPED,
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []},
+            },
+            "tool_choice.tools",
+        ),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
         ({"tools": WRAPPED, "tool_choice": "often"}, "tool_choice"),
-        ({"tools": WRAPPED, "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": WRAPPED, "tool_choice": {"type": "function"}}, "tool_choice.name"),
         ({"tools": [{"function": {"name": str(i)}} for i in range(129)]}, "tools"),
     ],
 )

@@ -1,0 +1,90 @@
+"""Constrained answers through a whole server: whatever the model would say, the answer fits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from dgpp.text.tokenizer import Tokenizer
+
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}"
+    "<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}"
+    "</arg_key><arg_value>{{ v if v is string else v | tojson }}</arg_value>{% endfor %}"
+    "</tool_call>{% endfor %}{% endfor %}"
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 5}, "wet": {"type": "boolean"}},
+    "required": ["city", "wet"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}
+FORM = {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("calling") / "model"
+    shutil.copytree(tiny, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture
+def babbling(serve, model_dir):
+    """A server whose model says other things."""
+    ids = Tokenizer.load(model_dir).encode("nothing of the kind, ever. ")
+    return serve(script=[{"ids": ids, "per_step": [2]}], model=str(model_dir))
+
+
+def ask(server, **more):
+    body = {"model": server.model(), "messages": [{"role": "user", "content": "x"}], **more}
+    return server.post("/v1/chat/completions", {"max_tokens": 200, **body})
+
+
+def test_json_fits_its_schema_beside_free_answers(babbling):
+    status, free = ask(babbling, max_tokens=9)
+    assert status == 200
+    assert free["choices"][0]["message"]["content"].startswith("nothing")
+    for _ in range(2):
+        status, found = ask(babbling, response_format=FORM)
+        assert status == 200, found
+        choice = found["choices"][0]
+        value = json.loads(choice["message"]["content"])
+        assert value.keys() == {"city", "wet"}
+        assert len(value["city"]) <= 5
+        assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("choice", "finish"),
+    [
+        ("required", "tool_calls"),
+        ({"type": "function", "function": {"name": "get_weather"}}, "stop"),
+    ],
+)
+def test_forced_calls(babbling, choice, finish):
+    status, found = ask(babbling, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
+    assert status == 200, found
+    answer = found["choices"][0]
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    assert json.loads(call["function"]["arguments"]).keys() == {"city", "wet"}
+    assert answer["finish_reason"] == finish
+
+
+def test_what_cannot_be_enforced_is_refused_by_its_path(babbling):
+    schema = {**SCHEMA, "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    form = {"type": "json_schema", "json_schema": {"name": "w", "schema": schema, "strict": True}}
+    status, found = ask(babbling, response_format=form)
+    assert (status, found["error"]["code"]) == (400, "unsupported_schema")
+    assert found["error"]["param"] == (
+        "response_format.json_schema.schema.properties.a.uniqueItems"
+    )
+    form["json_schema"]["strict"] = False
+    form["json_schema"]["schema"]["required"] = []
+    assert ask(babbling, response_format=form)[0] == 200
