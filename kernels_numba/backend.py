@@ -76,6 +76,7 @@ class Attention:
     or None. Values have `value_dim` (0: as many as keys) and are kept times `value_scale`. `gap`
     values stand between q and k in a row [q | gap | k | v]. A query sees the last `window`
     positions, its own included (0: all). `sinks` float32 [heads] are logits of keys without values.
+    `both_ways`: a windowed query also sees the later rows of its slot in this step.
     """
 
     heads: int
@@ -90,6 +91,7 @@ class Attention:
     gap: int = 0
     window: int = 0
     sinks: Tensor | None = None
+    both_ways: bool = False
 
     @property
     def values(self) -> int:

@@ -29,6 +29,19 @@ class Convolution:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockConvolution:
+    """Convolution over a row and the one before it in the step, with coefficients of the rows' own.
+
+    base [2 sides, 2 taps, channels], the own row first; coefficients of a row
+    [2 sides, 2 taps, channels / group] are added to it.
+    """
+
+    base: Tensor
+    channels: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaRule:
     """Heads of a gated delta rule; a key head serves value_heads / key_heads value heads.
 
@@ -110,8 +123,22 @@ class ExtendedBackend(Backend, Protocol):
     ) -> None:
         """out[r, h] = norm(x[r, h]) · act(gate[r, h]) for each of `heads`; act: silu or sigmoid."""
 
-    def copy(self, rows: Rows, x: Tensor, out: Tensor) -> None:
-        """out[r] = x[r]."""
+    def block_conv(
+        self,
+        rows: Rows,
+        x: Tensor,
+        coefficients: Tensor,
+        convolution: BlockConvolution,
+        side: int,
+        out: Tensor,
+        *,
+        add: bool,
+    ) -> None:
+        """out[r] = (out[r] +) the convolution of x by its `side`; nothing before a slot's first row
+        of the step."""
+
+    def copy(self, rows: Rows, x: Tensor, out: Tensor, *, at: int = 0) -> None:
+        """out[r, at …] = x[r]."""
 
     def gate(self, rows: Rows, x: Tensor, gate: Tensor, at: int) -> None:
         """x[r] *= σ(gate[r, at …]), as many values as x has."""

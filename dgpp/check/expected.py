@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,14 @@ class _Entry(msgspec.Struct):
 class Expected:
     """The arrays of an expected.npz by name; which there are depends on the family."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, required: Sequence[str] = ("ids", "logits")) -> None:
         try:
             with np.load(path, allow_pickle=False) as archive:
                 self.arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
         except (OSError, ValueError, zipfile.BadZipFile) as error:
             message = f"{path}: not a readable .npz archive: {error}"
             raise CheckpointError(message) from error
-        missing = [name for name in ("ids", "logits") if name not in self.arrays]
+        missing = [name for name in required if name not in self.arrays]
         if missing:
             message = f"{path}: array {missing[0]} is missing"
             raise CheckpointError(message)

@@ -40,7 +40,7 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     embed_sharding: str = "replicated"
 
 
-def _limits(config: dict[str, object], tokens: int) -> EngineLimits:
+def engine_limits(config: dict[str, object], tokens: int) -> EngineLimits:
     """A small engine whose blocks and chunks a fixture's prompt crosses several times."""
     blocks = 2 * -(-tokens // CHUNK)
     settings = MemorySettings(slots=SLOTS, kv_capacity=blocks * CHUNK)
@@ -232,7 +232,7 @@ def check_checkpoint(
     Raises CheckpointError where the rule is bf16 and `tolerances` states no noise.
     """
     answer = _answer(expected)
-    limits = _limits(checkpoint.config, len(expected["ids"]) + len(answer))
+    limits = engine_limits(checkpoint.config, len(expected["ids"]) + len(answer))
     runs = run_world(
         options.world, partial(_run_rank, checkpoint, expected, limits, options), options.backend
     )

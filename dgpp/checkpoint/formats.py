@@ -23,11 +23,16 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor of a matrix: what follows the matrix's name, its shape and its allowed dtypes."""
+    """One tensor of a matrix: what follows the matrix's name (if anything), its shape and its
+    allowed dtypes."""
 
     suffix: str
     shape: tuple[int, ...]
     dtypes: tuple[str, ...]
+
+    def name_of(self, matrix: str) -> str:
+        """The tensor's name."""
+        return f"{matrix}.{self.suffix}" if self.suffix else matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +51,9 @@ def _blocks(extent: int, block: int) -> int:
     return -(-extent // block)
 
 
-def _plain(form: Form, dtype: str) -> Format:
+def _plain(form: Form, dtype: str, suffix: str = "weight") -> Format:
     def tensors(rows: int, columns: int) -> tuple[Stored, ...]:
-        return (Stored("weight", (rows, columns), (dtype,)),)
+        return (Stored(suffix, (rows, columns), (dtype,)),)
 
     def parts(name: str, arrays: Sequence[Array]) -> list[Part]:
         return [Part(form, arrays[0])]
@@ -203,6 +208,8 @@ def _gptq(bits: int) -> Format:
 
 
 BF16 = _plain(Form.BF16, "BF16")
+BF16_BARE = _plain(Form.BF16, "BF16", "")
+"""bf16 under the matrix's own name."""
 F32 = _plain(Form.F32, "F32")
 FP8_BLOCK = fp8_block()
 FP8_CHANNEL = _fp8_channel()

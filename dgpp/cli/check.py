@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from dgpp.check.drafter import DrafterReport
     from dgpp.check.report import ForwardReport
 
 RULES = {"cpu": "float32", "cuda": "bf16"}
@@ -42,6 +43,22 @@ def _print_report(report: ForwardReport) -> None:
     typer.echo("ok" if report.ok else "NOT within tolerance")
 
 
+def _print_drafter(report: DrafterReport) -> None:
+    typer.echo(f"{report.family} {report.variant} on {report.backend}, world {report.world}")
+    errors = {
+        "taps": report.taps_max_abs,
+        "block": report.hidden_max_abs,
+        "candidates": report.candidate_logits_max_abs,
+        "path scores": report.scores_max_abs,
+    }
+    for name, error in errors.items():
+        typer.echo(f"  {name:<12} max |error| {error:.3g}")
+    typer.echo(f"  {'drafts':<12} {report.drafts_equal} of {report.drafts_total} tokens equal")
+    for failure in report.failures:
+        typer.echo(f"  FAIL {failure}")
+    typer.echo("ok" if report.ok else "NOT within tolerance")
+
+
 @app.command("forward")
 def check_forward(
     checkpoint: Annotated[Path, typer.Option(help="Checkpoint directory.")],
@@ -64,10 +81,14 @@ def check_forward(
     embed_sharding: Annotated[
         str, typer.Option(help="Embedding on each rank: replicated or vocab.")
     ] = "replicated",
+    target: Annotated[
+        Path | None, typer.Option(help="Checkpoint directory of a block drafter's target.")
+    ] = None,
 ) -> None:
     """Per-layer and logits error, greedy, router and draft agreement; exit 1 beyond tolerance."""
     import msgspec
 
+    from dgpp.check.drafter import DrafterReport, open_and_check_drafter
     from dgpp.check.expected import stated_tolerances, uniform_tolerances
     from dgpp.check.forward import CheckOptions, open_and_check
     from dgpp.engine.backends import choose_backend
@@ -96,9 +117,15 @@ def check_forward(
         world=world,
         embed_sharding=embed_sharding,
     )
-    report = open_and_check(checkpoint, expected, tolerances, options)
+    report: ForwardReport | DrafterReport
+    if target is None:
+        report = open_and_check(checkpoint, expected, tolerances, options)
+    else:
+        report = open_and_check_drafter(checkpoint, target, expected, tolerances, options)
     if as_json:
         typer.echo(msgspec.json.encode(report).decode())
+    elif isinstance(report, DrafterReport):
+        _print_drafter(report)
     else:
         _print_report(report)
     if not report.ok:

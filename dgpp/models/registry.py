@@ -19,7 +19,7 @@ from dgpp.models.qwen3_5.model import Qwen35Model
 from dgpp.net.collective import Collective
 from dgpp.state.declaration import StateDeclaration
 from dgpp.state.pools import StatePools
-from kernels_numba.backend import Backend, Logits, Rows, Tensor
+from kernels_numba.backend import Backend, Logits, Matrix, Rows, Tensor
 
 
 class FamilyConfig(Protocol):
@@ -46,6 +46,8 @@ class Model(Protocol):
     embedding: Embedding
     vocabulary: range
     """The ids whose logits this rank computes."""
+    head: Matrix
+    """What makes logits of normed hidden states."""
     workspace: WorkspaceShape
     work: Workspace
     rotary: int

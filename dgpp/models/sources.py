@@ -7,10 +7,11 @@ A model asks its source for every parameter by name and shape. `PlannedWeights` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,12 @@ from kernels_numba.backend import Backend, Matrix, Tensor
 from kernels_numba.weights import DUMMY_DEVIATION, LAYOUTS, Part, matrix_bytes
 
 FLOATS = ("BF16", "F32")
+Extent: TypeAlias = int | tuple[int, ...]
+"""A vector's size, or the shape of a small array."""
+
+
+def _shape(size: Extent) -> tuple[int, ...]:
+    return (size,) if isinstance(size, int) else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +97,12 @@ class WeightSource(Protocol):
         self,
         item: str,
         name: str,
-        size: int,
+        size: Extent,
         dtypes: Sequence[str] = FLOATS,
         *,
         plus: float = 0.0,
     ) -> Tensor:
-        """Parameters `name` [size], in float32, `plus` added."""
+        """Parameters `name` [size] or of a shape `size`, in float32, `plus` added."""
 
     def depthwise(
         self, item: str, name: str, channels: int, taps: int, take: Sequence[tuple[int, int]]
@@ -135,12 +142,12 @@ class PlannedWeights:
         self,
         item: str,
         name: str,
-        size: int,
+        size: Extent,
         dtypes: Sequence[str] = FLOATS,
         *,
         plus: float = 0.0,
     ) -> Tensor:
-        self._add(item, 4 * size)
+        self._add(item, 4 * math.prod(_shape(size)))
         return None
 
     def depthwise(
@@ -179,7 +186,7 @@ class CheckedWeights:
         for suffix in linear.format.ignored:
             self._binding.ignore(f"{linear.name}.{suffix}")
         return [
-            self._binding.take(f"{linear.name}.{stored.suffix}", stored.shape, stored.dtypes)
+            self._binding.take(stored.name_of(linear.name), stored.shape, stored.dtypes)
             for stored in linear.format.tensors(linear.rows, linear.columns)
         ]
 
@@ -195,12 +202,12 @@ class CheckedWeights:
         self,
         item: str,
         name: str,
-        size: int,
+        size: Extent,
         dtypes: Sequence[str] = FLOATS,
         *,
         plus: float = 0.0,
     ) -> Tensor:
-        self._values(name, (size,), dtypes)
+        self._values(name, _shape(size), dtypes)
         return None
 
     def depthwise(
@@ -246,10 +253,10 @@ class LoadedWeights(CheckedWeights):
         return parts
 
     def _vector(
-        self, name: str, size: int, dtypes: Sequence[str], split: Split
+        self, name: str, size: Extent, dtypes: Sequence[str], split: Split
     ) -> npt.NDArray[np.float32]:
-        whole = self._values(name, (size,), dtypes)
-        span = self.shard.span(split, size, name)
+        whole = self._values(name, _shape(size), dtypes)
+        span = self.shard.span(split, len(whole), name)
         own = whole[span.start : span.stop]
         if self.shard.world > 1:
             alike = [whole] if split is Split.NONE else None
@@ -260,7 +267,7 @@ class LoadedWeights(CheckedWeights):
         self,
         item: str,
         name: str,
-        size: int,
+        size: Extent,
         dtypes: Sequence[str] = FLOATS,
         *,
         plus: float = 0.0,
@@ -334,12 +341,12 @@ class DummyWeights:
         self,
         item: str,
         name: str,
-        size: int,
+        size: Extent,
         dtypes: Sequence[str] = FLOATS,
         *,
         plus: float = 0.0,
     ) -> Tensor:
-        return self._backend.vector(self._values(name, size))
+        return self._backend.vector(self._values(name, math.prod(_shape(size))))
 
     def depthwise(
         self, item: str, name: str, channels: int, taps: int, take: Sequence[tuple[int, int]]

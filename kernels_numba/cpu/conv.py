@@ -37,3 +37,28 @@ def causal_conv(
         if silu != 0:
             for c in range(channels):
                 target[c] = target[c] * sigmoid32(target[c])
+
+
+@kernel(parallel=True)
+def block_conv(
+    x: int, x_stride: int, rows: int, starts: int, coefficients: int, coefficient_stride: int,
+    base: int, channels: int, group: int, residual: int, out: int, out_stride: int,
+) -> None:  # fmt: skip
+    """out[r, c] (+)= (base[0, c] + k[r, 0, g]) x[r, c] + (base[1, c] + k[r, 1, g]) x[r − 1, c].
+
+    g = c / group. The second term is there where row r − 1 is of the same run: starts int32 [rows].
+    """
+    groups = channels // group
+    own_base = view_f32(base, channels)
+    last_base = view_f32(base + 4 * channels, channels)
+    for r in prange(rows):
+        k = view_f32(coefficients + r * coefficient_stride, 2 * groups)
+        source = view_f32(x + r * x_stride, channels)
+        follows = view_i32(starts, rows)[r] < r
+        before = view_f32(x + (r - 1) * x_stride if follows else x + r * x_stride, channels)
+        target = view_f32(out + r * out_stride, channels)
+        for c in range(channels):
+            value = (own_base[c] + k[c // group]) * source[c]
+            if follows:
+                value = fma32(last_base[c] + k[groups + c // group], before[c], value)
+            target[c] = target[c] + value if residual != 0 else value

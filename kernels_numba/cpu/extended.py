@@ -13,7 +13,7 @@ from kernels_numba.cpu.memory import Block, allocate, grown, padded
 from kernels_numba.cpu.row_handle import RowHandle
 from kernels_numba.cpu.span import SPAN
 from kernels_numba.cpu.store import CpuStore
-from kernels_numba.extended import Convolution, DeltaRule
+from kernels_numba.extended import BlockConvolution, Convolution, DeltaRule
 from kernels_numba.weights import VECTOR
 
 
@@ -90,7 +90,8 @@ class CpuExtended:
         self._scratch.room(attention)
         window_kernels.attend_window(
             queries.address, queries.stride, rows.count, positions, slots, handle.starts_at,
-            attention.window, attention.heads // attention.kv_heads, attention.kv_heads,
+            handle.ends_at if attention.both_ways else 0, attention.window,
+            attention.heads // attention.kv_heads, attention.kv_heads,
             padded(attention.head_dim), attention.values, padded(attention.values),
             head_width(attention.head_dim), head_width(attention.values), attention.scale,
             kv.address, kv.stride, ring.address, *ring.lines, address_of(attention.sinks),
@@ -153,8 +154,29 @@ class CpuExtended:
             norm.weight.width, norm.eps, int(silu), out.address, out.stride,
         )  # fmt: skip
 
-    def copy(self, rows: Rows, x: Block, out: Block) -> None:
-        out.array[: rows.count, : x.width] = x.array[: rows.count, : x.width]
+    def copy(self, rows: Rows, x: Block, out: Block, *, at: int = 0) -> None:
+        out.array[: rows.count, at : at + x.width] = x.array[: rows.count, : x.width]
+
+    def block_conv(
+        self,
+        rows: Rows,
+        x: Block,
+        coefficients: Block,
+        convolution: BlockConvolution,
+        side: int,
+        out: Block,
+        *,
+        add: bool,
+    ) -> None:
+        shape = convolution
+        row = 2 * shape.channels
+        group = 2 * shape.channels // shape.group
+        conv_kernels.block_conv(
+            x.address, x.stride, rows.count, rows.handle.starts_at,
+            coefficients.address + 4 * side * group, coefficients.stride,
+            shape.base.address + 4 * side * row, shape.channels, shape.group, int(add), out.address,
+            out.stride,
+        )  # fmt: skip
 
     def gate(self, rows: Rows, x: Block, gate: Block, at: int) -> None:
         delta_kernels.gate_rows(

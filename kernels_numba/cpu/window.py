@@ -54,26 +54,28 @@ def _window_span(
 @kernel(parallel=True)
 def attend_window(
     queries: int, query_stride: int, rows: int, positions: int, slots: int, starts: int,
-    window: int, group: int, kv_heads: int, padded: int, value_dim: int, value_padded: int,
-    key_width: int, value_width: int, scale: float, kv: int, kv_stride: int, ring: int,
-    ring_rows: int, ring_stride: int, sinks: int, out: int, out_stride: int, scratch: int,
-    scratch_stride: int,
+    ends: int, window: int, group: int, kv_heads: int, padded: int, value_dim: int,
+    value_padded: int, key_width: int, value_width: int, scale: float, kv: int, kv_stride: int,
+    ring: int, ring_rows: int, ring_stride: int, sinks: int, out: int, out_stride: int,
+    scratch: int, scratch_stride: int,
 ) -> None:  # fmt: skip
     """out[r, head] = softmax(scale · q·k) v over the last `window` positions up to the row's own.
 
     A row of `kv` and of the ring is [keys: kv_heads × key_width | values: kv_heads × value_width].
     starts int32 [rows]: the first row of the step whose positions lead to this row's without a gap.
+    ends int32 [rows]: the last such row after it, which the row sees too; 0 for its own position.
     """
     heads_bytes = 4 * group * (value_padded + VECTOR)
     for task in prange(rows * kv_heads):
         r = task // kv_heads
         h = task % kv_heads
         mine = scratch + get_thread_id() * scratch_stride
-        length = view_i32(positions, rows)[r] + 1
+        own = view_i32(positions, rows)[r] + 1
+        length = own if ends == 0 else own + (view_i32(ends, rows)[r] - r)
         begin = view_i32(starts, rows)[r]
-        fresh = length - 1 - (r - begin)
+        fresh = own - 1 - (r - begin)
         slot_ring = ring + view_i32(slots, rows)[r] * ring_rows * ring_stride
-        first = max(0, length - window)
+        first = max(0, own - window)
         place = mine
         while first < length:
             last = min((first // SPAN + 1) * SPAN, length)

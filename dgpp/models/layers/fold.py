@@ -27,6 +27,15 @@ class Fold:
         if self._collective is not None:
             self._collective.all_reduce(rows.count, self.target, self._x)
 
+    def share_of(self, out: Tensor) -> Tensor:
+        """Where a rank writes its share of `out`, without adding; then comes `total`."""
+        return out if self._collective is None else self.target
+
+    def total(self, rows: Rows, out: Tensor) -> None:
+        """out = the sum of all ranks' shares."""
+        if self._collective is not None:
+            self.gather(rows, out)
+
     def gather(self, rows: Rows, out: Tensor) -> None:
         """out = Σ over ranks of `target`: rows that one rank has and the others hold as zeros."""
         assert self._collective is not None, "one rank has all rows"

@@ -7,7 +7,7 @@ import pytest
 from kernel_oracles import CAPACITY
 
 from kernels_numba.backend import Norm
-from kernels_numba.extended import Convolution, DeltaRule
+from kernels_numba.extended import BlockConvolution, Convolution, DeltaRule
 
 TOKENS = 170
 
@@ -170,3 +170,30 @@ def test_gates_and_gated_norm(extended) -> None:
         gate = sigmoid(z) * (z if silu else 1)
         wanted = normed.reshape(9, -1) * gate
         np.testing.assert_allclose(extended.read(held[2], 9), wanted, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("add", [False, True])
+def test_block_convolution(extended, side, add) -> None:
+    channels, group, count = 32, 8, 11
+    rng = np.random.default_rng(7)
+    x, before = (rng.standard_normal((count, channels)).astype(np.float32) for _ in range(2))
+    base = rng.standard_normal((2, 2, channels)).astype(np.float32)
+    own = rng.standard_normal((count, 2, 2, channels // group)).astype(np.float32)
+    rows = extended.rows(2, 1)
+    rows.count = count
+    rows.slots[:count] = [0] * 4 + [1] * 7
+    rows.positions[:count] = [*range(9, 13), *range(7)]
+    extended.begin(rows)
+    shape = BlockConvolution(extended.vector(base), channels, group)
+    widths = (channels, 4 * channels // group, channels)
+    source, coefficients, out = (extended.tensor(width, wide=True) for width in widths)
+    for tensor, values in ((source, x), (coefficients, own.reshape(count, -1)), (out, before)):
+        extended.write(tensor, values)
+    extended.block_conv(rows, source, coefficients, shape, side, out, add=add)
+    factors = base[side] + own[:, side].repeat(group, axis=-1)
+    shifted = np.concatenate([np.zeros((1, channels)), x[:-1]])
+    shifted[4] = 0
+    wanted = factors[:, 0].astype(np.float64) * x + factors[:, 1] * shifted
+    wanted += before if add else 0
+    np.testing.assert_allclose(extended.read(out, count), wanted, atol=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kernel_oracles import CAPACITY, rotate
@@ -136,3 +138,31 @@ def test_rows_that_were_drafted_in_vain_are_written_again(extended) -> None:
         # Eight drafts beyond row t, none of them kept.
         work = [(0, t, qkv[t]), *((0, t + d, vain[t + d]) for d in range(1, 9))]
         np.testing.assert_array_equal(harness.feed(work)[0], wanted[t])
+
+
+def test_a_block_sees_its_context_and_itself_both_ways(extended) -> None:
+    window, context, block = 40, 100, 8
+    qkv = random_qkv(1)
+    harness = Harness(extended, window, 64, sinks=False)
+    harness.read(1, qkv[:context], 64)
+    harness.shape = replace(harness.shape, both_ways=True)
+    rows = range(context, context + block)
+    got = harness.feed([(1, t, qkv[t]) for t in rows])
+    source = qkv.astype(np.float64)
+    split = np.cumsum([HEADS * DIM, GAP, KV_HEADS * DIM])
+    q, _, k, v = np.split(source, split, axis=1)
+    angles = ANGLES.astype(np.float64)[:, None]
+    q, k = (rotate(part.reshape(TOKENS, -1, DIM), angles) for part in (q, k))
+    v = 0.707 * v.reshape(TOKENS, KV_HEADS, VALUE_DIM)
+    for row, t in zip(got, rows, strict=True):
+        seen = slice(t - window + 1, context + block)
+        for h in range(HEADS):
+            g = h // (HEADS // KV_HEADS)
+            weight = np.exp(k[seen, g] @ q[t, h] * DIM**-0.5)
+            wanted = weight / weight.sum() @ v[seen, g]
+            own = row[h * VALUE_DIM : (h + 1) * VALUE_DIM]
+            np.testing.assert_allclose(own, wanted, atol=3e-5)
+    # What was drafted beside another slot's rows is the same.
+    other = [(0, t, qkv[t]) for t in range(5)]
+    again = harness.feed([*other, *((1, t, qkv[t]) for t in rows)])
+    np.testing.assert_array_equal(again[5:], got)

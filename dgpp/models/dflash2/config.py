@@ -1,0 +1,122 @@
+"""A DFlash2 drafter's config.json, parsed strictly."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from dgpp.models.config_fields import (
+    SILENT,
+    check_range,
+    check_rotation,
+    check_share,
+    fold_rope,
+    read_fields,
+    refuse,
+)
+
+ARCHITECTURE = "DFlash2DraftModel"
+FIXED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "is_causal": (False,),
+    "rope_scaling": (None,),
+    "use_sliding_window": (True,),
+    "tie_word_embeddings": (False,),
+}
+
+
+class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`dflash_config`: how a block is drafted."""
+
+    block_size: int
+    conv_group_size: int
+    conv_kernel_size: int
+    mask_token_id: int
+    selector_rank: int
+    selector_top_k: int
+    target_layer_ids: tuple[int, ...]
+
+
+class DFlash2Config(msgspec.Struct, frozen=True):
+    """The sizes of a drafter, under the names of config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    sliding_window: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    num_target_layers: int
+    layer_types: tuple[str, ...]
+    dflash_config: BlockConfig
+    max_window_layers: int | None = None
+
+
+def is_drafter(config: dict[str, Any]) -> bool:
+    """Whether a config.json describes a DFlash2 drafter."""
+    return config.get("architectures") == [ARCHITECTURE]
+
+
+def _check(config: DFlash2Config) -> None:
+    check_range(config)
+    check_share(config, "num_attention_heads", "num_key_value_heads")
+    check_rotation("head_dim", config.head_dim, config.head_dim)
+    if set(config.layer_types) != {"sliding_attention"}:
+        raise refuse("layer_types", "is not sliding_attention throughout")
+    if len(config.layer_types) != config.num_hidden_layers:
+        raise refuse("layer_types", f"is not {config.num_hidden_layers} layers")
+    if not 0 < config.rms_norm_eps < 1:
+        raise refuse("rms_norm_eps", f"is {config.rms_norm_eps}, not between 0 and 1")
+    block = config.dflash_config
+    if block.conv_kernel_size != 2:
+        raise refuse("dflash_config.conv_kernel_size", f"is {block.conv_kernel_size}, not 2")
+    if block.conv_group_size < 1 or config.hidden_size % block.conv_group_size:
+        raise refuse("dflash_config.conv_group_size", "does not divide hidden_size")
+    if not 2 <= block.block_size <= 64:
+        raise refuse("dflash_config.block_size", f"is {block.block_size}, not within 2..64")
+    if not 1 <= block.selector_top_k <= 128 or block.selector_rank < 1:
+        raise refuse("dflash_config.selector_top_k", f"is {block.selector_top_k}")
+    if not 0 <= block.mask_token_id < config.vocab_size:
+        raise refuse("dflash_config.mask_token_id", f"is {block.mask_token_id}, no token")
+    taps = block.target_layer_ids
+    if not taps or sorted(set(taps)) != list(taps) or taps[-1] >= config.num_target_layers:
+        raise refuse("dflash_config.target_layer_ids", f"is {list(taps)}, not ascending layers")
+
+
+class Target(Protocol):
+    """The sizes of a target that a drafter has to fit."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+
+
+def require_target(config: DFlash2Config, target: Target) -> None:
+    """Raises CheckpointError naming the size in which drafter and target differ."""
+    pairs = {
+        "vocab_size": (config.vocab_size, target.vocab_size),
+        "hidden_size": (config.hidden_size, target.hidden_size),
+        "num_target_layers": (config.num_target_layers, target.num_hidden_layers),
+    }
+    for field, (own, wanted) in pairs.items():
+        if own != wanted:
+            raise refuse(field, f"of the drafter is {own}, the target has {wanted}")
+
+
+def parse(config: dict[str, Any]) -> DFlash2Config:
+    """DFlash2Config from a parsed config.json. Raises CheckpointError naming the field."""
+    raw = dict(config)
+    fold_rope(raw, {"rope_theta"})
+    parsed = read_fields(raw, DFlash2Config, "a DFlash2 drafter", fixed=FIXED, silent=SILENT)
+    _check(parsed)
+    return parsed
