@@ -14,6 +14,9 @@ from typer.testing import CliRunner
 from dgpp.cli.check import app
 from dgpp.errors import CheckpointError
 
+# The first test may have to compile every kernel.
+pytestmark = pytest.mark.timeout(600)
+
 DRAFTER, TARGET = "qwen3.8-27b-dflash2", "qwen3.8-27b-bf16"
 
 

@@ -13,6 +13,9 @@ from dgpp.check.forward import CheckOptions, check_checkpoint
 from dgpp.check.report import ForwardReport
 from dgpp.checkpoint.checkpoint import Checkpoint
 
+# The first test may have to compile every kernel.
+pytestmark = pytest.mark.timeout(600)
+
 # Of each fixture the worlds that its family is served in.
 FIXTURES = {
     "mimo-bf16": (1, 2, 4),
