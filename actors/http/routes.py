@@ -75,6 +75,7 @@ class Routes:
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
+            "/v1/responses": {"POST": self._responses},
             "/v1/messages": {"POST": self._messages},
             "/v1/messages/count_tokens": {"POST": self._count_tokens},
             "/tokenize": {"POST": self._tokenize},
@@ -116,6 +117,9 @@ class Routes:
 
     async def _completion(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._generate(request, "completion")
+
+    async def _responses(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(request, "responses")
 
     async def _messages(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._generate(request, "messages")

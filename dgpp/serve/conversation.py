@@ -116,7 +116,7 @@ def _tool_call(fields: Fields) -> ToolCall:
     return ToolCall(
         id=fields.needed_text("id", longest=limits.NAME_CHARS),
         name=function.needed_text("name", longest=limits.NAME_CHARS),
-        arguments=_arguments(function),
+        arguments=call_arguments(function),
     )
 
 
@@ -133,7 +133,7 @@ def _custom_call(fields: Fields) -> ToolCall:
     )
 
 
-def _arguments(function: Fields) -> str:
+def call_arguments(function: Fields) -> str:
     """The text of a JSON object, whether the client sent the object or its text."""
     value: Any = function.get("arguments")
     at = function.path("arguments")

@@ -15,6 +15,8 @@ from dgpp.serve.completions import parse_completion
 from dgpp.serve.errors import ApiError
 from dgpp.serve.request import GenerationRequest, Kind
 from dgpp.serve.responses import WholeAnswer
+from dgpp.serve.responses_api import answer as responses
+from dgpp.serve.responses_api.request import parse_response
 from dgpp.serve.served import ServedModel
 from dgpp.serve.sse import Padding, error_events, event_stream
 from dgpp.text.delta import Delta
@@ -73,6 +75,13 @@ FRONTS: dict[Kind, Front] = {
         lambda request, _created: anthropic.WholeMessage(request),
         anthropic.error_object,
         anthropic.error_events,
+    ),
+    "responses": Front(
+        parse_response,
+        lambda request, created, _padding: responses.ResponseEvents(request, created),
+        responses.WholeResponse,
+        ApiError.object,
+        responses.error_events,
     ),
 }
 

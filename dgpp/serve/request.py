@@ -9,7 +9,7 @@ import msgspec
 from dgpp.sample.params import SamplingParams
 from dgpp.text.messages import Message, Tool
 
-Kind = Literal["chat", "completion", "messages"]
+Kind = Literal["chat", "completion", "messages", "responses"]
 
 
 class JsonAnswer(msgspec.Struct, frozen=True):
@@ -29,6 +29,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `tools` are shown to the model; where they are `callable`, its calls are read as such.
     With `must_call` the answer is a call, with `only` of one of these; `parallel` allows several.
     `named`: the client named the tool. `answer`: what JSON the answer must be, None for text.
+    `echo`: members of the body, as JSON, that the answer repeats.
     `max_tokens` None means the server's default, cut to the room the prompt leaves. `n` is the
     choices per prompt; choice `p * n + k` is the k-th of prompt p. `seed` None means a random
     one. `ping_interval` is in seconds, -1 for no keep-alive comments. `ignored` counts the
@@ -49,6 +50,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     parallel: bool = True
     named: bool = False
     answer: JsonAnswer | None = None
+    echo: str = "{}"
     n: int = 1
     max_tokens: int | None = None
     sampling: SamplingParams = SamplingParams()

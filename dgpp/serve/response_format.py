@@ -27,6 +27,11 @@ def parse_response_format(fields: Fields) -> JsonAnswer | None:
     given = form.object("json_schema")
     if given is None:
         raise invalid("response_format.json_schema is required", "response_format.json_schema")
+    return json_schema_answer(given)
+
+
+def json_schema_answer(given: Fields) -> JsonAnswer:
+    """`name`, `schema` and `strict` of an answer's schema."""
     if not TOOL_NAME.fullmatch(given.needed_text("name")):
         at = given.path("name")
         raise invalid(f"{at} must be 1 to 64 letters, digits, underscores or hyphens", at)

@@ -11,12 +11,17 @@ from dgpp.serve.logprobs import LegacyLogprobs, chat_logprobs
 from dgpp.serve.request import GenerationRequest, Kind
 from dgpp.text.delta import ArgumentsPart, CallPart, Delta, ReasoningPart, TextPart, TokenLogprob
 
-_PREFIX: dict[Kind, str] = {"chat": "chatcmpl-", "completion": "cmpl-", "messages": "msg_"}
+_PREFIX: dict[Kind, str] = {
+    "chat": "chatcmpl-",
+    "completion": "cmpl-",
+    "messages": "msg_",
+    "responses": "resp_",
+}
 _OBJECT: dict[Kind, str] = {"chat": "chat.completion", "completion": "text_completion"}
 
 
 def response_id(kind: Kind, tag: int) -> str:
-    """`chatcmpl-`, `cmpl-` or `msg_` and the 16 hexadecimal digits of a 64-bit `tag`."""
+    """`chatcmpl-`, `cmpl-`, `msg_` or `resp_` and the 16 hexadecimal digits of a 64-bit `tag`."""
     return f"{_PREFIX[kind]}{tag % (1 << 64):016x}"
 
 
