@@ -19,6 +19,8 @@ class EngineLimits(msgspec.Struct, frozen=True):
     and it is a multiple of `block_tokens`. `chunk_limit` bounds one step's prefill rows.
     `max_drafts` bounds the tokens of a step beyond the first, per slot. `depth` is how many plans
     the engine takes before it has answered one: with 1, it feeds its own picks (`FED` rows).
+    `refeeds` says that a position may be fed again: all that is kept of a request is kept by
+    position, where state that every token moves on (recurrent, convolution) is not.
     """
 
     slots: int
@@ -31,6 +33,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     candidates: int
     max_drafts: int = 0
     depth: int = 0
+    refeeds: bool = True
 
 
 class StepTrace(NamedTuple):

@@ -115,6 +115,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         chunk_limit=CHUNK_LIMIT,
         candidates=min(settings.candidates, parsed.vocab_size),
         depth=settings.depth,
+        refeeds=not model.state.fixed,
     )
     capacity = row_capacity(limits)
     cuda = settings.backend == "cuda"

@@ -25,13 +25,15 @@ class Choice:
     of its whole footprint. `read` counts prompt positions planned so far, `produced` the tokens
     committed, `overtaken` the younger choices admitted while this one waited. `ahead` counts its
     sampled rows in plans that are out and still count; a row counts while the choice is on the
-    `course` on which it was planned.
+    `course` on which it was planned. `runs_ahead`: its rows may be planned before the token that
+    they feed is known.
     """
 
     submit: Submit
     arrival: int
     prompt_tokens: int
     need: int
+    runs_ahead: bool = True
     phase: Phase = Phase.QUEUED
     overtaken: int = 0
     slot: int = -1

@@ -246,7 +246,7 @@ class Scheduler:
             return False
         held = [c for c in self._slots.holders if c is not None]
         # One choice whose next row needs the host's knowledge makes the whole step wait.
-        if any(c.ahead and not c.submit.runs_ahead for c in held):
+        if any(c.ahead and not c.runs_ahead for c in held):
             return False
         return bool(self._closing or self._reading or any(c.has_row for c in held)) or (
             self._may_admit

@@ -63,10 +63,14 @@ class _RowHandle:
             int(rows.tables.shape[1]),
         )
 
-    def send(self, rows: Rows, staging: Staging) -> None:
+    def write(self, rows: Rows, words: I32Array) -> None:
+        """The rows to `words` int32 [3, count], as `begin_step` reads them."""
         self.reach = int(rows.positions[: rows.count].max(initial=0)) + 1
-        words = np.concatenate([rows.tokens, rows.positions, rows.slots])
-        staging.send(self.tokens, words)
+        for to, values in zip(words, (rows.tokens, rows.positions, rows.slots), strict=True):
+            to[...] = values[: rows.count]
+
+    def send_tables(self, rows: Rows, staging: Staging) -> None:
+        """Block tables, where they have changed."""
         if not np.array_equal(self._sent, rows.tables):
             staging.send(self.metadata[2], rows.tables)
             self._sent[...] = rows.tables
@@ -111,11 +115,14 @@ class CudaBackend:
     def begin(self, rows: Rows) -> None:
         self._enter()
         handle: _RowHandle = rows.handle
-        handle.send(rows, self._staging)
-        self._kernels.launch(
-            STEP, "begin_step", (1,), THREADS,
-            (handle.tokens, handle.slots, rows.count, *self._fed),
-        )  # fmt: skip
+        handle.send_tables(rows, self._staging)
+        with self._staging.lend(12 * rows.count) as held:
+            handle.write(rows, held.view(np.int32).reshape(3, rows.count))
+            self._kernels.launch(
+                STEP, "begin_step", (-(-rows.count // THREADS),), THREADS,
+                (held.ctypes.data, rows.count, handle.tokens, handle.positions, handle.slots,
+                 *self._fed),
+            )  # fmt: skip
 
     def record(
         self, rows: Rows, counts: Iterable[int], ceiling: int, step: Callable[[], None]

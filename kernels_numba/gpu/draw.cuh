@@ -1,10 +1,35 @@
 // One row's token from its candidates: temperature, top-k, min-p, top-p and the draw with a given
-// number, bit for bit as dgpp.sample computes it. One block a row, one thread a candidate; between
-// its barriers every thread takes the same way. Compiled for the host as well (LANES is 1 there), so
-// that the rule can be compared without a device.
+// number, bit for bit as dgpp.sample computes it. One block a row; between its barriers every thread
+// takes the same way.
 //
 // No sum here is a fused multiply-add, and no float32 subnormal is flushed: dgpp.sample knows
 // neither.
+
+__device__ __forceinline__ double multiply(double a, double b) { return __dmul_rn(a, b); }
+__device__ __forceinline__ double add(double a, double b) { return __dadd_rn(a, b); }
+
+__device__ __forceinline__ double bits_double(u64 bits) {
+    return __longlong_as_double(static_cast<i64>(bits));
+}
+
+// The compiler is told to flush float32 subnormals (common.cuh); written out, these keep them.
+__device__ __forceinline__ float divide_float(float a, float b) {
+    float quotient;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
+    return quotient;
+}
+
+__device__ __forceinline__ double widen(float x) {
+    double wide;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(x));
+    return wide;
+}
+
+__device__ __forceinline__ float narrow(double x) {
+    float low;
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(low) : "d"(x));
+    return low;
+}
 
 // What a row asks for. `u` in [0, 1) is its random number; `min_p` is the natural logarithm of the
 // least share of the best candidate's mass, -inf for none. A `slot` below 0 makes no pick.
@@ -13,7 +38,7 @@ struct Draw {
     double top_p;
     double min_p;
     double temperature;
-    long long present;
+    i64 present;
     int top_k;
     int greedy;
     int slot;
@@ -27,7 +52,7 @@ struct DrawScratch {
     double scaled[MOST_CANDIDATES];
     double weights[MOST_CANDIDATES];
     double masses[MOST_CANDIDATES];
-    unsigned long long limbs[LIMBS];
+    u64 limbs[LIMBS];
     double total;
     int answer;
 };
@@ -36,19 +61,19 @@ constexpr double EXP_MIN = -745.2, EXP_MAX = 709.78;
 constexpr double LOG2_E = 0x1.71547652b82fep+0;
 constexpr double LN2_HIGH = 0x1.62e42feep-1, LN2_LOW = 0x1.a39ef35793c76p-33;
 
-DEVICE inline double power_of_two(int k) {
-    return bits_double(static_cast<unsigned long long>(k + 1023) << 52);
+__device__ __forceinline__ double power_of_two(int k) {
+    return bits_double(static_cast<u64>(k + 1023) << 52);
 }
 
 // p * 2^k, rounded once.
-DEVICE inline double scale_by(double p, int k) {
+__device__ __forceinline__ double scale_by(double p, int k) {
     if (k > 1023) return multiply(multiply(p, 2.0), power_of_two(k - 1));
     if (k >= -1021) return multiply(p, power_of_two(k));
     return multiply(multiply(p, power_of_two(k + 54)), 0x1p-54);
 }
 
 // dgpp.sample.exact.exp
-DEVICE inline double exact_exp(double x) {
+__device__ __forceinline__ double exact_exp(double x) {
     constexpr double TERMS[14] = {
         0x1.6124613a86d09p-33, 0x1.1eed8eff8d898p-29, 0x1.ae64567f544e4p-26,
         0x1.27e4fb7789f5cp-22, 0x1.71de3a556c734p-19, 0x1.a01a01a01a01ap-16,
@@ -57,7 +82,7 @@ DEVICE inline double exact_exp(double x) {
         0x1.0000000000000p+0,  0x1.0000000000000p+0};
     if (!(x >= EXP_MIN)) return 0.0;
     if (x > EXP_MAX) return bits_double(0x7ff0000000000000ull);
-    const double k = nearest(multiply(x, LOG2_E));
+    const double k = rint(multiply(x, LOG2_E));
     const double r = add(add(x, -multiply(k, LN2_HIGH)), -multiply(k, LN2_LOW));
     double p = TERMS[0];
     for (int n = 1; n < 14; ++n) p = add(multiply(p, r), TERMS[n]);
@@ -66,25 +91,25 @@ DEVICE inline double exact_exp(double x) {
 
 // The sum of the first `count` weights, of which the first is 1 and none is larger, rounded once:
 // whole numbers of 2^-1074 in digits of 32 bits.
-DEVICE inline double exact_sum(DrawScratch& s, int count) {
-    SYNC();
-    for (int i = LANE; i < LIMBS; i += LANES) s.limbs[i] = 0;
-    SYNC();
-    for (int i = LANE; i < count; i += LANES) {
-        const unsigned long long bits = double_bits(s.weights[i]);
+__device__ __forceinline__ double exact_sum(DrawScratch& s, int count) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < LIMBS; i += blockDim.x) s.limbs[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        const u64 bits = static_cast<u64>(__double_as_longlong(s.weights[i]));
         const int exponent = static_cast<int>(bits >> 52);
-        unsigned long long digits = bits & 0xfffffffffffffull;
+        u64 digits = bits & 0xfffffffffffffull;
         if (exponent > 0) digits |= 1ull << 52;
         const int place = exponent > 0 ? exponent - 1 : 0, shift = place % 32;
-        const unsigned long long low = digits << shift;
-        const unsigned long long high = shift == 0 ? 0 : digits >> (64 - shift);
-        ATOMIC_ADD(&s.limbs[place / 32], low & 0xffffffffull);
-        ATOMIC_ADD(&s.limbs[place / 32 + 1], low >> 32);
-        ATOMIC_ADD(&s.limbs[place / 32 + 2], high);
+        const u64 low = digits << shift;
+        const u64 high = shift == 0 ? 0 : digits >> (64 - shift);
+        atomicAdd(&s.limbs[place / 32], low & 0xffffffffull);
+        atomicAdd(&s.limbs[place / 32 + 1], low >> 32);
+        atomicAdd(&s.limbs[place / 32 + 2], high);
     }
-    SYNC();
-    if (LANE == 0) {
-        unsigned long long carry = 0;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u64 carry = 0;
         int top = 0;
         for (int i = 0; i < LIMBS; ++i) {
             carry += s.limbs[i];
@@ -95,12 +120,12 @@ DEVICE inline double exact_sum(DrawScratch& s, int count) {
         int highest = 31;
         while ((s.limbs[top] >> highest & 1) == 0) --highest;
         // The 64 bits from the highest down, and whether anything lies below them.
-        unsigned long long head = 0;
+        u64 head = 0;
         bool rest = false;
         const int first = 32 * top + highest;
         for (int i = 0; i <= top; ++i) {
             const int shift = 32 * i - (first - 63);
-            const unsigned long long limb = s.limbs[i];
+            const u64 limb = s.limbs[i];
             if (shift >= 0) {
                 head |= limb << shift;
             } else if (shift > -32) {
@@ -110,29 +135,29 @@ DEVICE inline double exact_sum(DrawScratch& s, int count) {
                 rest |= limb != 0;
             }
         }
-        unsigned long long mantissa = head >> 11;
-        const unsigned long long below = head & 0x7ff;
+        u64 mantissa = head >> 11;
+        const u64 below = head & 0x7ff;
         if (below > 0x400 || (below == 0x400 && (rest || (mantissa & 1)))) ++mantissa;
         // The first weight is 1: the sum is a normal number. A carry out moves the exponent up.
-        s.total = bits_double((static_cast<unsigned long long>(first - 52) << 52) + mantissa);
+        s.total = bits_double((static_cast<u64>(first - 52) << 52) + mantissa);
     }
-    SYNC();
+    __syncthreads();
     return s.total;
 }
 
 // masses[i] = the first `count` weights' shares of their sum, rounded to float32.
-DEVICE inline void shares(DrawScratch& s, int count) {
+__device__ __forceinline__ void shares(DrawScratch& s, int count) {
     const double total = exact_sum(s, count);
-    for (int i = LANE; i < count; i += LANES) {
-        s.masses[i] = widen(narrow(divide(s.weights[i], total)));
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        s.masses[i] = widen(narrow(__ddiv_rn(s.weights[i], total)));
     }
-    SYNC();
+    __syncthreads();
 }
 
 // The first of `count` masses up to which their sum exceeds `threshold` (or meets it, `inclusive`);
 // -1 where it does not.
-DEVICE inline int crossing(DrawScratch& s, int count, double threshold, bool inclusive) {
-    if (LANE == 0) {
+__device__ __forceinline__ int crossing(DrawScratch& s, int count, double threshold, bool inclusive) {
+    if (threadIdx.x == 0) {
         double mass = 0.0;
         int at = -1;
         for (int i = 0; i < count && at < 0; ++i) {
@@ -141,13 +166,13 @@ DEVICE inline int crossing(DrawScratch& s, int count, double threshold, bool inc
         }
         s.answer = at;
     }
-    SYNC();
+    __syncthreads();
     const int answer = s.answer;
-    SYNC();
+    __syncthreads();
     return answer;
 }
 
-DEVICE inline int last_positive(const double* masses, int count) {
+__device__ __forceinline__ int last_positive(const double* masses, int count) {
     for (int i = count - 1; i > 0; --i) {
         if (masses[i] > 0.0) return i;
     }
@@ -156,19 +181,19 @@ DEVICE inline int last_positive(const double* masses, int count) {
 
 // The rank of the token among the `held` candidates, -1 where they do not decide it. `values` are
 // logits in canonical order, `lse` the log-sum-exp of all present ids at the row's temperature.
-DEVICE inline int draw_rank(
+__device__ __forceinline__ int draw_rank(
     DrawScratch& s, const Draw& draw, const float* values, int held, double lse) {
     if (held <= 0) return -1;
     if (draw.greedy) return 0;
-    for (int i = LANE; i < held; i += LANES) {
+    for (int i = threadIdx.x; i < held; i += blockDim.x) {
         s.scaled[i] = widen(divide_float(values[i], narrow(draw.temperature)));
     }
-    SYNC();
+    __syncthreads();
     const double best = s.scaled[0];
-    for (int i = LANE; i < held; i += LANES) {
+    for (int i = threadIdx.x; i < held; i += blockDim.x) {
         s.weights[i] = i == 0 ? 1.0 : exact_exp(add(s.scaled[i], -best));
     }
-    SYNC();
+    __syncthreads();
     const bool complete = held >= draw.present;
     const int top_k = draw.top_k > 0 && draw.top_k < draw.present ? draw.top_k : 0;
     const bool has_min_p = draw.min_p > -bits_double(0x7ff0000000000000ull);
@@ -176,8 +201,8 @@ DEVICE inline int draw_rank(
     if (!top_k && !has_min_p) {
         // Shares of the whole distribution, as far as the candidates reach.
         const double scale = exact_exp(add(best, -lse));
-        for (int i = LANE; i < held; i += LANES) s.masses[i] = multiply(s.weights[i], scale);
-        SYNC();
+        for (int i = threadIdx.x; i < held; i += blockDim.x) s.masses[i] = multiply(s.weights[i], scale);
+        __syncthreads();
         if (!has_top_p) {
             const int rank = crossing(s, held, draw.u, false);
             if (rank >= 0 || !complete) return rank;

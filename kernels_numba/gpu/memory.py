@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -194,7 +195,10 @@ def _fill(target: Any, values: npt.NDArray[Any]) -> None:
 
 
 class Staging:
-    """Pinned buffers through which small host arrays reach the device without a wait."""
+    """Pinned buffers through which small host arrays reach the device without a wait.
+
+    The device reads them where they lie or copies them; each is written again when that is done.
+    """
 
     BUFFERS = 16
 
@@ -208,18 +212,23 @@ class Staging:
         memory = self._cupy.cuda.alloc_pinned_memory(size)
         return np.frombuffer(memory, np.uint8, size)
 
-    def send(self, pointer: int, values: npt.NDArray[Any]) -> None:
-        """Copy `values` to the device address `pointer`, in the order of the current stream."""
+    @contextmanager
+    def lend(self, size: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """`size` bytes that what is enqueued inside, on the current stream, may read."""
         at = self._next
         self._next = (at + 1) % self.BUFFERS
         self._events[at].synchronize()
-        if self._buffers[at].size < values.nbytes:
-            self._buffers[at] = self._buffer(values.nbytes)
-        held = self._buffers[at][: values.nbytes]
-        held.view(values.dtype).reshape(values.shape)[...] = values
-        stream = self._cupy.cuda.get_current_stream()
+        if self._buffers[at].size < size:
+            self._buffers[at] = self._buffer(size)
+        yield self._buffers[at][:size]
+        self._events[at].record(self._cupy.cuda.get_current_stream())
+
+    def send(self, pointer: int, values: npt.NDArray[Any]) -> None:
+        """Copy `values` to the device address `pointer`, in the order of the current stream."""
         runtime = self._cupy.cuda.runtime
-        runtime.memcpyAsync(
-            pointer, held.ctypes.data, values.nbytes, runtime.memcpyHostToDevice, stream.ptr
-        )
-        self._events[at].record(stream)
+        stream = self._cupy.cuda.get_current_stream()
+        with self.lend(values.nbytes) as held:
+            held.view(values.dtype).reshape(values.shape)[...] = values
+            runtime.memcpyAsync(
+                pointer, held.ctypes.data, values.nbytes, runtime.memcpyHostToDevice, stream.ptr
+            )

@@ -59,51 +59,71 @@ __device__ __forceinline__ u32 rank_of(float value) {
     return static_cast<u32>(0x7fffffffLL - flipped);
 }
 
+__device__ __forceinline__ float value_of(u32 rank) {
+    const int flipped = static_cast<int>(0x7fffffffLL - rank);
+    return __int_as_float(flipped ^ (flipped >> 31 & 0x7fffffff));
+}
+
+// One byte of a rank: in which of 256 counts the `left`-th falls. Called by one warp; the lane that
+// finds it narrows `prefix` and `left`.
+__device__ __forceinline__ void narrow_rank(
+    const u32* counts, int shift, u32* prefix, u32* left) {
+    const int lane = threadIdx.x;
+    const u32 wanted = *left;
+    u32 own = 0;
+    for (int i = 0; i < 8; ++i) own += counts[8 * lane + i];
+    u32 up_to = own;
+    for (int step = 1; step < 32; step *= 2) {
+        const u32 before = __shfl_up_sync(0xffffffffu, up_to, step);
+        if (lane >= step) up_to += before;
+    }
+    if (up_to < wanted || up_to - own >= wanted) return;
+    u32 rest = wanted - (up_to - own), digit = 8 * lane;
+    while (counts[digit] < rest) rest -= counts[digit++];
+    *left = rest;
+    *prefix |= digit << shift;
+}
+
 // Each row's largest logit, and the `wanted`-th largest group top, which bounds the candidates from
 // below (-inf where there are no more groups than that). One block a row.
 extern "C" __global__ void __launch_bounds__(PICK_THREADS) row_bounds(
     const float* tops, i64 groups, i64 wanted, float* best, float* bounds) {
-    __shared__ u32 counts[256];
-    __shared__ u32 prefix;
-    __shared__ i64 left;
+    __shared__ u32 counts[256], warps[PICK_THREADS / 32];
+    __shared__ u32 prefix, left;
     const float* own = tops + blockIdx.x * groups;
+    u32 least = 0xffffffffu;
+    for (i64 i = threadIdx.x; i < groups; i += PICK_THREADS) least = min(least, rank_of(own[i]));
+    for (int step = 16; step >= 1; step /= 2) {
+        least = min(least, __shfl_xor_sync(0xffffffffu, least, step));
+    }
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = least;
     if (threadIdx.x == 0) {
         prefix = 0;
-        left = 0;
+        left = static_cast<u32>(wanted);
     }
-    // Pass over the ranks from the top byte down: first for the first, then for the wanted-th.
-    for (int goal = 0; goal < 2; ++goal) {
-        if (goal == 1 && groups <= wanted) {
-            if (threadIdx.x == 0) bounds[blockIdx.x] = NEGATIVE_INFINITY;
-            return;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int w = 1; w < PICK_THREADS / 32; ++w) least = min(least, warps[w]);
+        best[blockIdx.x] = value_of(least);
+    }
+    if (groups <= wanted) {
+        if (threadIdx.x == 0) bounds[blockIdx.x] = NEGATIVE_INFINITY;
+        return;
+    }
+    // From the top byte down: how many ranks with the prefix found so far have which next byte.
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        if (threadIdx.x < 256) counts[threadIdx.x] = 0;
+        __syncthreads();
+        const u32 above = shift == 24 ? 0u : 0xffffffffu << (shift + 8);
+        for (i64 i = threadIdx.x; i < groups; i += PICK_THREADS) {
+            const u32 rank = rank_of(own[i]);
+            if ((rank & above) == prefix) atomicAdd(&counts[rank >> shift & 255u], 1u);
         }
         __syncthreads();
-        if (threadIdx.x == 0) {
-            prefix = 0;
-            left = goal == 0 ? 1 : wanted;
-        }
-        for (int shift = 24; shift >= 0; shift -= 8) {
-            if (threadIdx.x < 256) counts[threadIdx.x] = 0;
-            __syncthreads();
-            const u32 above = shift == 24 ? 0u : 0xffffffffu << (shift + 8);
-            for (i64 i = threadIdx.x; i < groups; i += PICK_THREADS) {
-                const u32 rank = rank_of(own[i]);
-                if ((rank & above) == prefix) atomicAdd(&counts[rank >> shift & 255u], 1u);
-            }
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                u32 digit = 0;
-                while (counts[digit] < left) left -= counts[digit++];
-                prefix |= digit << shift;
-            }
-            __syncthreads();
-        }
-        if (threadIdx.x == 0) {
-            const int flipped = static_cast<int>(0x7fffffffLL - prefix);
-            const float value = __int_as_float(flipped ^ (flipped >> 31 & 0x7fffffff));
-            (goal == 0 ? best : bounds)[blockIdx.x] = value;
-        }
+        if (threadIdx.x < 32) narrow_rank(counts, shift, &prefix, &left);
+        __syncthreads();
     }
+    if (threadIdx.x == 0) bounds[blockIdx.x] = value_of(prefix);
 }
 
 __device__ __forceinline__ double scaled(float logit, double temperature) {
@@ -171,7 +191,7 @@ __device__ u64 next_key(const float* logits, i64 size, float bound, u64 last, bo
 // memory; a row with more ids at its bound than that is read once per candidate.
 extern "C" __global__ void __launch_bounds__(PICK_THREADS) finish_rows(
     const Row* rows, i64 size, const float* tops, i64 groups, const float* best,
-    const float* bounds, double* partials, i64 chunks, i64 stride, i64 wanted, int* ids,
+    const float* bounds, const double* partials, i64 chunks, i64 stride, i64 wanted, int* ids,
     float* values, int* held, double* lse) {
     extern __shared__ u64 keys[];
     __shared__ u64 warps[PICK_THREADS / 32];
@@ -180,8 +200,11 @@ extern "C" __global__ void __launch_bounds__(PICK_THREADS) finish_rows(
     const Row row = rows[r];
     const float bound = bounds[r];
     if (threadIdx.x == 0) found = 0;
-    double* sums = partials + r * stride;
-    for (i64 c = chunks + threadIdx.x; c < stride; c += PICK_THREADS) sums[c] = 0.0;
+    // The keys' room holds the sums first.
+    double* sums = reinterpret_cast<double*>(keys);
+    for (i64 c = threadIdx.x; c < stride; c += PICK_THREADS) {
+        sums[c] = c < chunks ? partials[r * stride + c] : 0.0;
+    }
     for (i64 half = stride / 2; half >= 1; half /= 2) {
         __syncthreads();
         for (i64 i = threadIdx.x; i < half; i += PICK_THREADS) sums[i] += sums[i + half];
@@ -191,14 +214,23 @@ extern "C" __global__ void __launch_bounds__(PICK_THREADS) finish_rows(
         lse[r] = best[r] == NEGATIVE_INFINITY ? static_cast<double>(NEGATIVE_INFINITY)
                                               : scaled(best[r], row.temperature) + log(sums[0]);
     }
+    __syncthreads();
+    // A lane looks at a group's top; the warp goes through the groups that reach the bound.
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (i64 g = warp; g < groups; g += PICK_THREADS / 32) {
-        if (tops[r * groups + g] < bound) continue;
-        for (i64 i = g * GROUP + lane; i < min((g + 1) * GROUP, size); i += 32) {
-            const float value = row.logits[i];
-            if (value < bound || value == NEGATIVE_INFINITY) continue;
-            const int at = atomicAdd(&found, 1);
-            if (at < MOST_KEYS) keys[at] = static_cast<u64>(rank_of(value)) << 32 | static_cast<u64>(i);
+    for (i64 first = 32 * warp; first < groups; first += PICK_THREADS) {
+        const i64 mine = first + lane;
+        u32 reached = __ballot_sync(
+            0xffffffffu, mine < groups && !(tops[r * groups + mine] < bound));
+        for (; reached != 0; reached &= reached - 1) {
+            const i64 g = first + __ffs(static_cast<int>(reached)) - 1;
+            for (i64 i = g * GROUP + lane; i < min((g + 1) * GROUP, size); i += 32) {
+                const float value = row.logits[i];
+                if (value < bound || value == NEGATIVE_INFINITY) continue;
+                const int at = atomicAdd(&found, 1);
+                if (at < MOST_KEYS) {
+                    keys[at] = static_cast<u64>(rank_of(value)) << 32 | static_cast<u64>(i);
+                }
+            }
         }
     }
     __syncthreads();

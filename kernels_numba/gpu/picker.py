@@ -57,7 +57,7 @@ class CudaPicker:
 
     `picks` and `began` are device addresses: the last pick of every slot, which rows of the next
     step feed, and when the step began. Whole rows are read on a stream of their own, so that they
-    need not wait for the step that follows.
+    need not wait for the step that follows. What is copied to and from the host goes there as well.
     """
 
     def __init__(
@@ -78,9 +78,12 @@ class CudaPicker:
         self._device = cupy.cuda.Device()
         self._side = cupy.cuda.Stream(non_blocking=True)
         self._done = cupy.cuda.Event(block=True, disable_timing=True)
+        self._drawn, self._told = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
         self._size, self._wanted = vocab, wanted
         self._groups, self._chunks = -(-vocab // GROUP), -(-vocab // CHUNK)
         self._leaves = 1 << (self._chunks - 1).bit_length()
+        if 8 * self._leaves > SORT_BYTES:
+            raise ValueError(f"{vocab} ids: at most {SORT_BYTES // 8 * CHUNK}")
         with stream:
             self._adjusted = CudaTensor(rows, vocab, wide=True)
             # Of each row what `pick.cu` wants, then what `draw.cuh` wants.
@@ -149,17 +152,22 @@ class CudaPicker:
     def launch(self, logits: CudaTensor, rows: Sequence[Adjustment]) -> None:
         self._masked = [adjustment.mask is not None for adjustment in rows]
         with self._stream:
-            if rows:
-                self._enqueue(logits, rows)
-                runtime = self._cupy.cuda.runtime
-                runtime.memcpyAsync(
-                    self._host.ctypes.data,
-                    self._results.data.ptr,
-                    self._results.nbytes,
-                    runtime.memcpyDeviceToHost,
-                    self._stream.ptr,
-                )
-            self._done.record(self._stream)
+            if not rows:
+                self._done.record(self._stream)
+                return
+            self._enqueue(logits, rows)
+            self._drawn.record(self._stream)
+        # Beside the next step, which so begins at once.
+        self._side.wait_event(self._drawn)
+        runtime = self._cupy.cuda.runtime
+        runtime.memcpyAsync(
+            self._host.ctypes.data,
+            self._results.data.ptr,
+            self._results.nbytes,
+            runtime.memcpyDeviceToHost,
+            self._side.ptr,
+        )
+        self._done.record(self._side)
 
     def collect(self) -> Picked:
         self._device.use()
@@ -203,7 +211,11 @@ class CudaPicker:
         )
         at = int(self._rows.data.ptr)
         drawn_at = at + table.nbytes
-        self._staging.send(at, np.concatenate([table.view(np.uint8), draws.view(np.uint8)]))
+        # Beside the forward pass, which is enqueued already.
+        with self._side:
+            self._staging.send(at, np.concatenate([table.view(np.uint8), draws.view(np.uint8)]))
+        self._told.record(self._side)
+        self._stream.wait_event(self._told)
         tops, groups = int(self._tops.data.ptr), self._groups
         best = int(self._bounds.data.ptr)
         bounds, partials = best + 4 * self._capacity, int(self._partials.data.ptr)

@@ -23,8 +23,11 @@ class Array(np.ndarray):
     def data(self) -> _Pointer:  # type: ignore[override]
         return _Pointer(self.ctypes.data)
 
-    def get(self) -> np.ndarray:
-        return np.array(self, copy=True, subok=False)
+    def get(self, stream: Any = None, out: np.ndarray | None = None) -> np.ndarray:
+        if out is None:
+            return np.array(self, copy=True, subok=False)
+        out[...] = self
+        return out
 
     def set(self, values: np.ndarray) -> None:
         self[...] = values
@@ -122,6 +125,10 @@ class Event:
         """Nothing to wait for."""
 
 
+class DeviceError(Exception):
+    """A device that has failed; this one does not by itself."""
+
+
 def _copy(to: int, source: int, size: int, *_: object) -> None:
     enqueue(partial(ctypes.memmove, int(to), int(source), int(size)))
 
@@ -133,6 +140,8 @@ def _clear(to: int, value: int, size: int, *_: object) -> None:
 def module() -> Any:
     """Stands for the module `cupy`."""
     runtime = SimpleNamespace(
+        CUDARuntimeError=DeviceError,
+        memGetInfo=lambda: (8 << 30, 8 << 30),
         memcpyAsync=_copy,
         memsetAsync=_clear,
         memcpyHostToDevice=1,
@@ -144,6 +153,7 @@ def module() -> Any:
         Event=Event,
         Device=lambda *_: SimpleNamespace(use=lambda: None, compute_capability="80"),
         runtime=runtime,
+        driver=SimpleNamespace(CUDADriverError=DeviceError),
         get_current_stream=Stream,
         alloc_pinned_memory=bytearray,
     )

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_drive import Served
 
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.sample.params import SamplingParams
-from dgpp.sample.sampler import NeedRows, Sampled, Sampler
-from dgpp.sample.tables import TableWriter, allocate_tables
+from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import FED, DecodeRow, Open, Plan, PrefillChunk
-from dgpp.sched.request import Record, Submit, pack_ids
-from dgpp.sched.scheduler import Scheduler
+from dgpp.sched.request import Submit, pack_ids
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LIMITS = EngineLimits(
@@ -57,51 +56,6 @@ def engine_of(name: str, depth: int) -> ModelEngine:
 def engines(request, cuda: None) -> tuple[ModelEngine, ModelEngine]:
     """One step at a time and eager; ahead of verdicts and replayed."""
     return engine_of(request.param, 0), engine_of(request.param, 1)
-
-
-class Served:
-    """Scheduler, engine and sampler, as many plans ahead as the engine's depth allows."""
-
-    def __init__(self, engine: ModelEngine) -> None:
-        self.engine = engine
-        limits = engine.limits
-        self.scheduler = Scheduler(limits, prefill_budget_tokens=128)
-        self.sampler = Sampler(limits.slots)
-        self.writer = TableWriter(allocate_tables(limits.slots, limits.vocab_size))
-        self.answers: dict[str, list] = {}
-        self.out: list[Plan] = []
-        self.asked = self.undecided = self.decided = self.replayed = 0
-        self._ticks = 0
-
-    def tick(self, *submits: Submit) -> None:
-        plan = self.scheduler.tick(Record(self._ticks, submits)).plan
-        self._ticks += 1
-        if plan is not None:
-            self.writer.advance(plan)
-            self.engine.launch(plan, self.writer.tables)
-            self.out.append(plan)
-        while self.out and not self.scheduler.may_tick:
-            self._decide(self.out.pop(0))
-
-    def run(self) -> None:
-        while self.scheduler.has_work:
-            self.tick()
-
-    def _decide(self, plan: Plan) -> None:
-        self.sampler.prepare(plan)
-        found = self.engine.collect(plan.step)
-        self.replayed += self.engine.trace.replayed
-        result = self.sampler.step(plan, found)
-        while isinstance(result, NeedRows):
-            self.asked += len(result.rows)
-            result = self.sampler.resume(self.engine.full_rows(plan.step, result.rows))
-        assert isinstance(result, Sampled)
-        for step in result.steps:
-            self.answers.setdefault(step.id, []).append((step.tokens, step.logprobs))
-        fed = [decided.fed for decided in result.verdict.slots if decided.tokens]
-        self.decided += sum(fed)
-        self.undecided += len(fed) - sum(fed)
-        self.scheduler.apply(result.verdict)
 
 
 def requests() -> list[Submit]:
@@ -227,7 +181,7 @@ def test_rows_in_full_of_a_step_outlive_the_launch_of_the_next(engines) -> None:
 
 FAILING = """
 import os, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_decode_ahead import engine_of, LIMITS
 from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import Open, Plan, PrefillChunk
@@ -252,7 +206,7 @@ except CudaError as error:
 
 
 def test_a_failing_device_is_named(cuda: None) -> None:
-    code = FAILING.format(tests=str(Path(__file__).parent))
+    code = FAILING.format(tests=[str(Path(__file__).parent), str(Path(__file__).parents[1])])
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
     )

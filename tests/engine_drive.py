@@ -1,0 +1,56 @@
+"""Scheduler, engine and sampler in one loop, as many plans ahead as the engine's depth allows."""
+
+from __future__ import annotations
+
+from dgpp.engine.model_engine import ModelEngine
+from dgpp.sample.sampler import NeedRows, Sampled, Sampler
+from dgpp.sample.tables import TableWriter, allocate_tables
+from dgpp.sched.plan import Plan
+from dgpp.sched.request import Record, Submit
+from dgpp.sched.scheduler import Scheduler
+
+
+class Served:
+    """`answers` by choice: (tokens, logprobs) of each step. `decided` and `undecided` count picks
+    of the engine, `asked` whole rows, `replayed` rows of recorded steps."""
+
+    def __init__(self, engine: ModelEngine) -> None:
+        self.engine = engine
+        limits = engine.limits
+        self.scheduler = Scheduler(limits, prefill_budget_tokens=2 * limits.chunk_align)
+        self.sampler = Sampler(limits.slots)
+        self.writer = TableWriter(allocate_tables(limits.slots, limits.vocab_size))
+        self.answers: dict[str, list] = {}
+        self.out: list[Plan] = []
+        self.asked = self.undecided = self.decided = self.replayed = 0
+        self._ticks = 0
+
+    def tick(self, *submits: Submit) -> None:
+        plan = self.scheduler.tick(Record(self._ticks, submits)).plan
+        self._ticks += 1
+        if plan is not None:
+            self.writer.advance(plan)
+            self.engine.launch(plan, self.writer.tables)
+            self.out.append(plan)
+        while self.out and not self.scheduler.may_tick:
+            self._decide(self.out.pop(0))
+
+    def run(self) -> None:
+        while self.scheduler.has_work:
+            self.tick()
+
+    def _decide(self, plan: Plan) -> None:
+        self.sampler.prepare(plan)
+        found = self.engine.collect(plan.step)
+        self.replayed += self.engine.trace.replayed
+        result = self.sampler.step(plan, found)
+        while isinstance(result, NeedRows):
+            self.asked += len(result.rows)
+            result = self.sampler.resume(self.engine.full_rows(plan.step, result.rows))
+        assert isinstance(result, Sampled)
+        for step in result.steps:
+            self.answers.setdefault(step.id, []).append((step.tokens, step.logprobs))
+        fed = [decided.fed for decided in result.verdict.slots if decided.tokens]
+        self.decided += sum(fed)
+        self.undecided += len(fed) - sum(fed)
+        self.scheduler.apply(result.verdict)
