@@ -303,10 +303,11 @@ class Scheduler:
         )
 
     def _choice(self, submit: Submit, arrival: int) -> Choice:
-        tokens = submit.prompt_tokens
-        return Choice(
-            submit, arrival, tokens, blocks_needed(self.limits, tokens, submit.max_tokens)
-        )
+        tokens, limits = submit.prompt_tokens, self.limits
+        # A greedy pick is always made; a sampled one may have to be fed again.
+        runs_ahead = submit.runs_ahead and (limits.refeeds or submit.sampling.greedy)
+        need = blocks_needed(limits, tokens, submit.max_tokens)
+        return Choice(submit, arrival, tokens, need, runs_ahead)
 
     def _refusal(self, choices: list[Choice], door: Door) -> tuple[str, str] | None:
         for choice in choices:

@@ -108,6 +108,14 @@ def test_one_row_that_needs_its_last_token_makes_the_step_wait():
     assert s.may_tick
 
 
+@pytest.mark.parametrize(("temperature", "waits"), [(0.0, False), (1.0, True)])
+def test_what_cannot_be_fed_again_runs_ahead_only_where_picks_are_sure(temperature, waits):
+    s = Scheduler(msgspec.structs.replace(LIMITS, refeeds=False))
+    sampling = SamplingParams(temperature=temperature)
+    s.tick(Record(0, (submit("a-0", 20, 9, sampling=sampling),)))
+    assert s.may_tick is not waits
+
+
 def test_a_prompt_is_read_ahead_and_holds_up_nobody():
     s = Scheduler(LIMITS, prefill_budget_tokens=16)
     s.tick(Record(0, (submit("slow-0", 40, 9, sampling=PENALISED),)))
