@@ -1,4 +1,5 @@
-"""Write tests/parity/data/demo_greedy.json: what transformers (float32, eager) says greedily.
+"""Write tests/parity/data/demo_greedy.json: what transformers (float32, eager) says greedily, and
+how far its own bf16 run lies from that.
 
 usage: python scripts/make_demo_reference.py CHECKPOINT OUT.json
 
@@ -12,6 +13,7 @@ import json
 import platform
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -66,6 +68,30 @@ def greedy(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], list[f
     return ids, margins
 
 
+@torch.inference_mode()
+def rows(model: torch.nn.Module, case: dict[str, Any]) -> torch.Tensor:
+    """float32 logits of the rows that the case's ids were taken from, read in one forward."""
+    fed = torch.tensor([[*case["prompt_ids"], *case["ids"][:-1]]])
+    return model(input_ids=fed).logits[0, -TOKENS:].float()
+
+
+def bf16_noise(
+    model: torch.nn.Module, narrow: torch.nn.Module, cases: list[dict[str, Any]]
+) -> dict[str, float]:
+    """How far the model in bf16 lies from itself in float32, over all rows."""
+    errors, agree = [], []
+    for case in cases:
+        wanted, got = rows(model, case), rows(narrow, case)
+        errors.append((got - wanted).abs())
+        agree.append(got.argmax(1) == wanted.argmax(1))
+    error = torch.cat(errors)
+    return {
+        "mean_abs": round(float(error.mean()), 6),
+        "max_abs": round(float(error.max()), 6),
+        "argmax_agree": round(float(torch.cat(agree).float().mean()), 6),
+    }
+
+
 def main() -> None:
     checkpoint, out = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
@@ -101,10 +127,15 @@ def main() -> None:
         "machine": platform.machine(),
         "margins": "largest logit minus second largest, per generated token",
     }
-    rows = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
+    narrow = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.bfloat16, attn_implementation="eager"
+    ).eval()
+    noise = json.dumps(bf16_noise(model, narrow, cases))
+    lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)
     head = json.dumps(provenance, indent=1, ensure_ascii=False)
     out.write_text(
-        f'{{"provenance": {head},\n"tokens": {TOKENS},\n"cases": [\n{rows}\n]}}\n',
+        f'{{"provenance": {head},\n"tokens": {TOKENS},\n"hf_bf16_vs_fp32": {noise},\n'
+        f'"cases": [\n{lines}\n]}}\n',
         encoding="utf-8",
     )
 

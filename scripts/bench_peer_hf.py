@@ -1,0 +1,164 @@
+"""Decode of GLM-4.7's first layers at real widths, beside transformers under torch.compile.
+
+usage: python scripts/bench_peer_hf.py [--batches 1,8,16] [--layers 8] [--context 512] [--json FILE]
+
+Both have random bf16 weights and run in turn on the same device: dgpp, transformers, dgpp again,
+each in a process of its own. A step is the forward pass with the head and the choice of the next
+token. transformers: static cache, torch.compile(mode="reduce-overhead"), experts by --experts,
+random ids each step. dgpp: `dgpp bench decode`, the served engine. Needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FACTS = ROOT / "deploy" / "facts" / "glm-4.7.json"
+WARM, STEPS, RUNS = 8, 24, 5
+ROOM = WARM + RUNS * STEPS
+
+
+class Peer:
+    """transformers' model of the facts, cut to its first layers."""
+
+    def __init__(self, layers: int, context: int, experts: str) -> None:
+        import torch
+        from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+        facts = json.loads(FACTS.read_text())
+        rope = {
+            "rope_type": "default",
+            "rope_theta": float(facts.pop("rope_theta")),
+            "partial_rotary_factor": facts.pop("partial_rotary_factor"),
+        }
+        for name in ("architectures", "model_type", "rope_scaling", "eos_token_id"):
+            facts.pop(name)
+        facts |= {"num_hidden_layers": layers, "rope_parameters": rope, "pad_token_id": None}
+        self.torch, self.context, self.experts = torch, context, experts
+        self.config = Glm4MoeConfig(**facts)
+        torch.manual_seed(0)
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("cuda"):
+            self.model = Glm4MoeForCausalLM(self.config).eval()
+        torch.set_default_dtype(torch.float32)
+        for parameter in self.model.parameters():
+            if parameter.ndim > 1:
+                parameter.data.normal_(0.0, 0.02)
+
+    def ids(self, *shape: int) -> Any:
+        return self.torch.randint(0, self.config.vocab_size, shape, device="cuda")
+
+    def picked(self, call: Any, ids: Any, cache: Any) -> Any:
+        out = call(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return out.logits[:, -1].argmax(-1)
+
+    def measure(self, batch: int) -> dict[str, float]:
+        """ms of a step at `batch`, and the seconds until the first one was ready."""
+        from transformers import StaticCache
+
+        torch = self.torch
+        torch._dynamo.reset()
+        # Prompts are read as generate() does; the mode of the experts counts for decode alone.
+        self.model.set_experts_implementation("grouped_mm")
+        cache = StaticCache(config=self.config, max_cache_len=self.context + ROOM)
+        self.picked(self.model, self.ids(batch, self.context), cache)
+        self.model.set_experts_implementation(self.experts)
+        compiled = torch.compile(self.model, mode="reduce-overhead", dynamic=False)
+        tokens = self.ids(STEPS, batch, 1)
+
+        def step(index: int) -> None:
+            torch.compiler.cudagraph_mark_step_begin()
+            self.picked(compiled, tokens[index % STEPS].clone(), cache)
+
+        began = time.perf_counter()
+        for index in range(WARM):
+            step(index)
+        torch.cuda.synchronize()
+        ready = time.perf_counter() - began
+        times = []
+        for _ in range(RUNS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            for index in range(STEPS):
+                step(index)
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / STEPS)
+        return {
+            "batch": batch,
+            "ms": statistics.median(times),
+            "ms_min": min(times),
+            "ms_max": max(times),
+            "ready_s": ready,
+        }
+
+
+def peer(options: argparse.Namespace) -> list[dict[str, float]]:
+    """transformers' figures, from a process of its own so that its memory goes with it."""
+    command = [sys.executable, __file__, "--peer", *_same(options), "--experts", options.experts]
+    return _last_line(command)
+
+
+def own(options: argparse.Namespace) -> list[dict[str, float]]:
+    command = [sys.executable, "-m", "dgpp", "bench", "decode", "--json"]
+    command += ["--checkpoint", str(FACTS), "--load", "dummy", "--backend", "cuda"]
+    command += ["--layers", str(options.layers), "--context", str(options.context)]
+    found: dict[str, Any] = _last_line([*command, "--batch", options.batches])
+    figures: list[dict[str, float]] = found["figures"]
+    return figures
+
+
+def _same(options: argparse.Namespace) -> list[str]:
+    values = {"batches": options.batches, "layers": options.layers, "context": options.context}
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
+def _last_line(command: list[str]) -> Any:
+    """The JSON on the last line that `command` prints; its errors stay visible."""
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
+    return json.loads(ended.stdout.strip().splitlines()[-1])
+
+
+def show(first: list[dict[str, float]], theirs: list[dict[str, float]], last: Any) -> None:
+    print("batch  dgpp ms (before, after)   transformers ms   ratio   (ready after s)")
+    for before, other, after in zip(first, theirs, last, strict=True):
+        mine = (before["ms"] + after["ms"]) / 2
+        print(
+            f"{other['batch']:5}  {mine:7.3f} ({before['ms']:.3f}, {after['ms']:.3f})  "
+            f"{other['ms']:15.3f}  {other['ms'] / mine:6.2f}   ({other['ready_s']:.0f})",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batches", default="1,8,16")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--experts", default="grouped_mm", choices=("grouped_mm", "batched_mm"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--peer", action="store_true", help="print transformers' figures alone")
+    options = parser.parse_args()
+    if options.peer:
+        import torch
+
+        with torch.no_grad():
+            model = Peer(options.layers, options.context, options.experts)
+            figures = [model.measure(int(batch)) for batch in options.batches.split(",")]
+        print(json.dumps(figures))
+        return
+    first, theirs, last = own(options), peer(options), own(options)
+    show(first, theirs, last)
+    if options.json:
+        options.json.write_text(json.dumps({"dgpp": [first, last], "transformers": theirs}))
+
+
+if __name__ == "__main__":
+    main()

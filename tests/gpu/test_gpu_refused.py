@@ -1,0 +1,97 @@
+"""What a CUDA machine cannot give is named before a weight is read; a fault in service ends it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+for needed in ("aiohttp", "psutil", "uvloop"):
+    pytest.importorskip(needed, reason=f"the server needs {needed}, which is not installed")
+
+from faulty import inject, patching  # noqa: E402 - after the check that it can load
+from serving import ROOT, Starter  # noqa: E402
+
+CONFIG = ROOT / "tests" / "fixtures" / "glm-4.7-nvfp4" / "config.json"
+PROMPT = {"prompt": [1, 2, 3], "max_tokens": 64, "temperature": 0}
+
+
+@pytest.fixture
+def serve(cuda, tmp_path):
+    starter = Starter(tmp_path)
+
+    def start(**more):
+        return starter(model=CONFIG, backend="cuda", load="dummy", **more)
+
+    yield start
+    starter.close()
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"kv_capacity": 1 << 38}, "are free on device 0 ("),
+        ({"devices": [63]}, "CUDA device 63 does not exist: this machine has"),
+    ],
+)
+def test_what_a_cuda_device_cannot_hold_is_named(serve, engine, said) -> None:
+    server = serve(ready=False, **engine)
+    assert server.process.wait(60) == 1
+    assert said in server.log
+    assert "Traceback" not in server.log
+
+
+def test_no_cuda_device_is_named(serve, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    server = serve(ready=False)
+    assert server.process.wait(60) == 1
+    assert "engine.backend cuda: no CUDA device can be used" in server.log
+
+
+BROKEN_SOURCE = patching(
+    "kernels_numba.gpu.source",
+    """
+def patch(module):
+    real = module.source
+    def source(name):
+        return real(name) + ("this is no C++" if name == "moe" else "")
+    module.source = source
+""",
+)
+STRAY_POINTER = patching(
+    "kernels_numba.gpu.backend",
+    """
+def patch(module):
+    real, calls = module.CudaBackend.embed, []
+    def embed(self, rows, table, out):
+        calls.append(rows.count)
+        if len(calls) == 20:
+            table.weights = (8, *table.weights[1:])
+        real(self, rows, table, out)
+    module.CudaBackend.embed = embed
+    module.CudaBackend.record = None
+""",
+)
+
+
+def test_a_kernel_that_does_not_compile_on_cuda_ends_the_start(
+    serve, tmp_path, monkeypatch
+) -> None:
+    for name, value in inject(tmp_path, BROKEN_SOURCE).items():
+        monkeypatch.setenv(name, value)
+    server = serve(ready=False)
+    assert server.process.wait(60) == 1
+    assert "moe.cu does not compile for this device" in server.log
+
+
+def test_a_cuda_fault_in_service_ends_the_world_by_name(serve, tmp_path, monkeypatch) -> None:
+    for name, value in inject(tmp_path, STRAY_POINTER).items():
+        monkeypatch.setenv(name, value)
+    server = serve()
+    began = time.monotonic()
+    status, answer = server.post("/v1/completions", {"model": server.model(), **PROMPT})
+    assert status == 500, answer
+    assert server.process.wait(20) == 2
+    assert time.monotonic() - began < 20
+    assert "engine of rank 0 failed" in server.log
+    assert "llegal" in server.log
