@@ -40,20 +40,29 @@ class Driver:
             first = slot * self._each
             opens.append(Open(slot, request, tuple(range(first, first + self._each))))
         closes = tuple(slot for slot in slots if self._open[slot])
-        self._run(Plan(next(self._steps), closes=closes, opens=tuple(opens)))
+        plan = Plan(next(self._steps), closes=closes, opens=tuple(opens))
+        self.engine.launch(plan, self._tables)
+        self.engine.collect(plan.step)
         for slot in slots:
             self._open[slot], self._read[slot] = True, 0
 
     def read(self, slot: int, tokens: int) -> int:
         """Read the slot's prompt up to `tokens`, in the largest chunks; the id picked after it."""
         limit = self.engine.limits.chunk_limit
-        picked = -1
+        picked: list[int] = []
+        out: deque[int] = deque()
         for start in range(self._read[slot], tokens, limit):
             size = min(limit, tokens - start)
             chunk = PrefillChunk(slot, start, size, last=start + size == tokens)
-            picked = self._run(Plan(next(self._steps), prefills=(chunk,)))[-1]
+            plan = Plan(next(self._steps), prefills=(chunk,))
+            self.engine.launch(plan, self._tables)
+            out.append(plan.step)
+            if len(out) > self.engine.limits.depth:
+                picked = self._picks(out.popleft())
+        while out:
+            picked = self._picks(out.popleft())
         self._read[slot] = tokens
-        return picked
+        return picked[0] if picked else -1
 
     def decode(self, position: int, tokens: Sequence[int], steps: int) -> list[int]:
         """Greedy steps of the first len(tokens) slots from `position` on; the last picks. Steps go
@@ -71,10 +80,6 @@ class Driver:
         while out:
             tokens = self._picks(out.popleft())
         return list(tokens)
-
-    def _run(self, plan: Plan) -> list[int]:
-        self.engine.launch(plan, self._tables)
-        return self._picks(plan.step) or [-1]
 
     def _picks(self, step: int) -> list[int]:
         ids: list[int] = self.engine.collect(step).ids[:, 0].tolist()

@@ -13,7 +13,7 @@ from faulty import inject, patching  # noqa: E402 - after the check that it can 
 from serving import ROOT, Starter  # noqa: E402
 
 CONFIG = ROOT / "tests" / "fixtures" / "glm-4.7-nvfp4" / "config.json"
-PROMPT = {"prompt": [1, 2, 3], "max_tokens": 64, "temperature": 0}
+PROMPT = {"prompt": [1] * 100, "max_tokens": 64, "temperature": 0}
 
 
 @pytest.fixture
@@ -62,14 +62,12 @@ STRAY_POINTER = patching(
     "kernels_numba.gpu.backend",
     """
 def patch(module):
-    real, calls = module.CudaBackend.embed, []
+    real = module.CudaBackend.embed
     def embed(self, rows, table, out):
-        calls.append(rows.count)
-        if len(calls) == 20:
+        if rows.count == 100:
             table.weights = (8, *table.weights[1:])
         real(self, rows, table, out)
     module.CudaBackend.embed = embed
-    module.CudaBackend.record = None
 """,
 )
 
@@ -94,4 +92,4 @@ def test_a_cuda_fault_in_service_ends_the_world_by_name(serve, tmp_path, monkeyp
     assert server.process.wait(20) == 2
     assert time.monotonic() - began < 20
     assert "engine of rank 0 failed" in server.log
-    assert "llegal" in server.log
+    assert "illegal" in server.log.lower()
