@@ -141,6 +141,7 @@ def module() -> Any:
     """Stands for the module `cupy`."""
     runtime = SimpleNamespace(
         CUDARuntimeError=DeviceError,
+        getDeviceCount=lambda: 1,
         memGetInfo=lambda: (8 << 30, 8 << 30),
         memcpyAsync=_copy,
         memsetAsync=_clear,
