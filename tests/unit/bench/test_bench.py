@@ -72,9 +72,12 @@ def test_numbers_and_tables() -> None:
     assert (share(0.755), share(None)) == ("75.5 %", "-")
 
 
+# The first of them compiles the CPU's kernels.
+compiles = pytest.mark.timeout(600)
 DUMMY = ["--checkpoint", str(TINY), "--load", "dummy", "--backend", "cpu", "--runs", "1"]
 
 
+@compiles
 def test_decode_prints_figures_that_agree_with_one_another() -> None:
     context, batch = ["--context", "32,16"], ["--batch", "1,2", "--steps", "2", "--layers", "3"]
     result = run("decode", *DUMMY, *context, *batch, "--json")
@@ -94,6 +97,7 @@ def test_decode_prints_figures_that_agree_with_one_another() -> None:
         assert f["ms_min"] <= f["ms"] <= f["ms_max"]
 
 
+@compiles
 def test_prefill_prints_a_table() -> None:
     result = run("prefill", *DUMMY, "--context", "48")
     assert result.exit_code == 0, result.exception
