@@ -146,7 +146,7 @@ def memory_settings(settings: Settings, backend: str, *, unified: bool) -> Memor
         kv_dtype=engine.kv_dtype,
         backend=backend,
         unified=unified,
-        depth=pipeline_depth(engine.pipeline_depth, backend, world=settings.world_size),
+        depth=pipeline_depth(engine.pipeline_depth, backend),
         graphs=engine.decode_graph,
     )
 

@@ -7,7 +7,7 @@ from dgpp.errors import ConfigError
 AUTO = -1
 
 
-def pipeline_depth(wanted: int, backend: str, *, world: int = 1, drafts: int = 0) -> int:
+def pipeline_depth(wanted: int, backend: str, *, drafts: int = 0) -> int:
     """`engine.pipeline_depth` resolved for `backend` (never "auto") and steps of up to 1 + `drafts`
     tokens. Raises ConfigError where the depth cannot be had."""
     obstacle = ""
@@ -15,9 +15,6 @@ def pipeline_depth(wanted: int, backend: str, *, world: int = 1, drafts: int = 0
         obstacle = "engine.backend cuda or scripted"
     elif drafts:
         obstacle = "steps of one token"
-    elif world > 1:
-        # A pick is made from the candidates of all ranks, which meet on the host.
-        obstacle = "world_size 1"
     if wanted > 0 and obstacle:
         raise ConfigError(f"engine.pipeline_depth: {wanted} needs {obstacle}")
     if wanted == AUTO:

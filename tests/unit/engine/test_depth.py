@@ -19,7 +19,6 @@ CONFIG = json.loads((Path(__file__).parents[2] / "fixtures/glm-4.7-bf16/config.j
     ("wanted", "backend", "more", "depth"),
     [
         (AUTO, "cuda", {}, 1),
-        (AUTO, "cuda", {"world": 2}, 0),
         (AUTO, "cuda", {"drafts": 1}, 0),
         (AUTO, "cpu", {}, 0),
         (AUTO, "scripted", {}, 0),
@@ -37,7 +36,6 @@ def test_the_depth_of_an_engine(wanted, backend, more, depth):
     [
         ("cpu", {}, "engine.backend cuda or scripted"),
         ("scripted", {"drafts": 3}, "steps of one token"),
-        ("cuda", {"world": 2}, "world_size 1"),
     ],
 )
 def test_a_depth_that_cannot_be_had_is_refused(backend, more, words):
