@@ -261,16 +261,22 @@ class CudaBackend:
         self._enter()
         x.set(values)
 
-    def read(self, x: CudaTensor, count: int) -> F32Array:
+    def _settle(self) -> None:
+        """Wait before a copy to ordinary memory: the copy would wait holding the driver's lock,
+        which a thread that is another rank may need first."""
         self._enter()
+        self._stream.synchronize()
+
+    def read(self, x: CudaTensor, count: int) -> F32Array:
+        self._settle()
         return x.host(count)
 
     def read_logits(self, logits: CudaTensor, count: int) -> F32Array:
-        self._enter()
+        self._settle()
         return logits.host(count)
 
     def read_routes(self, routes: Routes, count: int) -> tuple[I32Array, F32Array]:
-        self._enter()
+        self._settle()
         handle: RouteHandle = routes.handle
         return handle.ids[:count].get(), handle.weights[:count].get()
 

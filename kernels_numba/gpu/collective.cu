@@ -125,6 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_small(
     const float* partial, i64 stride, i64 rows, i64 width, float* out, i64 out_stride, i64 add,
     i64 rank, i64 world, RANKS, i64 lines, u64* counter, u32* tickets, volatile u64* host) {
     RANK_TABLE;
+    let_next_start();
+    wait_for_previous();
     const u64 number = take_number(counter, tickets);
     const i64 each = width / 4, items = rows * each;
     const i64 first = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
@@ -170,6 +172,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather_words(
     const u64* source, i64 words, u64* out, i64 rank, i64 world, RANKS, i64 lines, u64* counter,
     u32* tickets, volatile u64* host) {
     RANK_TABLE;
+    let_next_start();
+    wait_for_previous();
     const u64 number = take_number(counter, tickets);
     const i64 first = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     for (i64 i = first; i < words; i += BLOCKS * THREADS) {
@@ -213,6 +217,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_large(
     i64 data, i64 stride, i64 rows, i64 width, float* out, i64 out_stride, i64 add, i64 rank,
     i64 world, RANKS, i64 flags, u64* counter, u32* tickets, volatile u64* host) {
     RANK_TABLE;
+    let_next_start();
+    wait_for_previous();
     const u64 number = take_number(counter, tickets);
     Patience patience{host};
     meet(ranks, flags, 0, rank, world, number, patience);
@@ -249,6 +255,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_large(
 extern "C" __global__ void __launch_bounds__(THREADS) reduce_gathered(
     const float* gathered, i64 stride, i64 rows, i64 width, float* out, i64 out_stride, i64 add,
     i64 world) {
+    let_next_start();
+    wait_for_previous();
     const i64 items = rows * width;
     for (i64 i = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x; i < items;
          i += static_cast<i64>(gridDim.x) * THREADS) {
@@ -274,6 +282,8 @@ __device__ __forceinline__ bool before(float value, int id, float other, int oth
 extern "C" __global__ void __launch_bounds__(THREADS) merge_candidates(
     const u8* gathered, i64 bytes, i64 world, i64 wanted, i64 values_at, i64 ids_at, i64 held_at,
     i64 present_at, const int* starts, u8* results) {
+    let_next_start();
+    wait_for_previous();
     const i64 r = blockIdx.x;
     const auto values = [&](i64 w) {
         return reinterpret_cast<const float*>(gathered + w * bytes + values_at) + r * wanted;

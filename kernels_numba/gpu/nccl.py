@@ -79,6 +79,7 @@ class NcclRanks:
             COLLECTIVE, "reduce_gathered", (blocks,), THREADS,
             (gathered, partial.stride, count, self._width, out.pointer, out.stride, int(add),
              self._world),
+            early=True,
         )  # fmt: skip
 
     def gather(self, source: int, words: int, out: int) -> None:

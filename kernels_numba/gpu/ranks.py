@@ -127,6 +127,7 @@ class RankMemory:
             COLLECTIVE, name, (blocks,), THREADS,
             (*arguments, self._rank, self._world, *self._bases, place, counter, counter + 8,
              int(self._host.ctypes.data)),
+            early=True,
         )  # fmt: skip
 
 
@@ -180,4 +181,5 @@ class CandidateMerge:
             COLLECTIVE, "merge_candidates", (count,), THREADS,
             (gathered, self._bytes, self._world, *self._layout, int(self._starts.data.ptr),
              results),
+            early=True,
         )  # fmt: skip

@@ -1,6 +1,7 @@
 // CUDA C++ on a host compiler: a block's threads are fibers of one thread, run in turn until each
 // waits for the others. What the kernels of this project use is here, and nothing else.
 #include <math.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -322,6 +323,9 @@ inline T atomicMax(T* to, T value) {
 }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
+inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+template <typename T>
+inline T __ldcg(const T* from) { return *from; }
 
 // Exchanges ------------------------------------------------------------------------------------
 
@@ -491,6 +495,37 @@ inline void ptx_ld_global_nc_L1_no_allocate_v4_u32(
     y = words[1];
     z = words[2];
     w = words[3];
+}
+
+// Words that devices, which are threads here, show one another. A line of 16 bytes is never seen by
+// halves: its upper half is written last and read first.
+inline void ptx_st_relaxed_sys_global_b128(unsigned long long at, unsigned __int128 line) {
+    unsigned long long* to = reinterpret_cast<unsigned long long*>(at);
+    to[0] = static_cast<unsigned long long>(line);
+    __atomic_store_n(to + 1, static_cast<unsigned long long>(line >> 64), __ATOMIC_RELEASE);
+}
+
+// Whoever looks at the same place again waits for another thread, which may need this processor.
+inline void emulated_poll(unsigned long long at) {
+    static unsigned long long last;
+    if (at == last) sched_yield();
+    last = at;
+}
+
+inline void ptx_ld_relaxed_sys_global_b128(unsigned __int128& line, unsigned long long at) {
+    emulated_poll(at);
+    const unsigned long long* from = reinterpret_cast<const unsigned long long*>(at);
+    const unsigned long long high = __atomic_load_n(from + 1, __ATOMIC_ACQUIRE);
+    line = static_cast<unsigned __int128>(high) << 64 | from[0];
+}
+
+inline void ptx_st_release_sys_global_u64(unsigned long long at, unsigned long long value) {
+    __atomic_store_n(reinterpret_cast<unsigned long long*>(at), value, __ATOMIC_RELEASE);
+}
+
+inline void ptx_ld_acquire_sys_global_u64(unsigned long long& value, unsigned long long at) {
+    emulated_poll(at);
+    value = __atomic_load_n(reinterpret_cast<unsigned long long*>(at), __ATOMIC_ACQUIRE);
 }
 
 // Kernels by name: EMULATED_ENTRY(name) after the source that declares it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -52,15 +53,21 @@ def asarray(values: Any, dtype: Any = None) -> Array:
     return out
 
 
-_captured: list[Callable[[], None]] | None = None
+class _Capture(threading.local):
+    """What this thread records, if it does."""
+
+    work: list[Callable[[], None]] | None = None
+
+
+_capture = _Capture()
 
 
 def enqueue(work: Callable[[], None]) -> None:
     """Do `work` now, or in every launch of the graph that is being recorded."""
-    if _captured is None:
+    if _capture.work is None:
         work()
     else:
-        _captured.append(work)
+        _capture.work.append(work)
 
 
 class Graph:
@@ -86,17 +93,15 @@ class Stream:
         self.non_blocking = non_blocking
 
     def begin_capture(self, mode: Any = None) -> None:
-        global _captured
-        _captured = []
+        _capture.work = []
 
     def end_capture(self) -> Graph:
-        global _captured
-        assert _captured is not None
-        work, _captured = _captured, None
+        work, _capture.work = _capture.work, None
+        assert work is not None
         return Graph(work)
 
     def is_capturing(self) -> bool:
-        return _captured is not None
+        return _capture.work is not None
 
     def wait_event(self, event: Any) -> None:
         """It is reached."""
@@ -129,6 +134,24 @@ class DeviceError(Exception):
     """A device that has failed; this one does not by itself."""
 
 
+class Memory:
+    """An allocation of its own."""
+
+    def __init__(self, size: int) -> None:
+        self._held = zeros(size, np.uint8)
+        self.ptr = int(self._held.data.ptr)
+
+
+def MemoryPointer(memory: Memory, offset: int) -> Array:
+    """The bytes of an allocation from `offset` on."""
+    return memory._held[offset:]
+
+
+def _over(shape: Any, dtype: Any, memory: Array) -> Array:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return memory[:size].view(dtype).reshape(shape)
+
+
 def _copy(to: int, source: int, size: int, *_: object) -> None:
     enqueue(partial(ctypes.memmove, int(to), int(source), int(size)))
 
@@ -145,6 +168,9 @@ def module() -> Any:
         memGetInfo=lambda: (8 << 30, 8 << 30),
         memcpyAsync=_copy,
         memsetAsync=_clear,
+        memset=_clear,
+        deviceSynchronize=lambda: None,
+        ipcGetMemHandle=lambda _: bytes(64),
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
         memcpyDeviceToDevice=3,
@@ -157,9 +183,13 @@ def module() -> Any:
         driver=SimpleNamespace(CUDADriverError=DeviceError),
         get_current_stream=Stream,
         alloc_pinned_memory=bytearray,
+        memory=SimpleNamespace(Memory=Memory),
+        MemoryPointer=MemoryPointer,
     )
     kinds = {
         name: getattr(np, name)
         for name in ("uint8", "uint16", "uint32", "uint64", "int32", "int64", "float32", "float64")
     }
-    return SimpleNamespace(cuda=cuda, zeros=zeros, empty=zeros, asarray=asarray, **kinds)
+    return SimpleNamespace(
+        cuda=cuda, zeros=zeros, empty=zeros, asarray=asarray, ndarray=_over, **kinds
+    )

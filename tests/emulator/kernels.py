@@ -51,8 +51,11 @@ def _run(arguments: list[str], unit: Unit) -> str:
 
 
 @cache
-def library(unit: Unit) -> ctypes.CDLL:
-    """The unit's kernels. Raises CudaError where the emulator lacks something they use."""
+def library(unit: Unit, copy: int = 0) -> ctypes.CDLL:
+    """The unit's kernels. Raises CudaError where the emulator lacks something they use.
+
+    A library runs one kernel at a time: threads that are devices of their own need a `copy` each.
+    """
     found = compiler()
     assert found is not None
     defines = [option for option in unit.options() if option.startswith("-D")]
@@ -73,14 +76,19 @@ def library(unit: Unit) -> ctypes.CDLL:
             source.write_text(f"#define __global__\n{text}{entries}\n")
             _run([found, *flags, "-shared", "-o", str(made), str(source)], unit)
             made.replace(built)
+    if copy:
+        again = built.with_name(f"{built.stem}-{copy}.so")
+        if not again.exists():
+            shutil.copy(built, again)
+        built = again
     return ctypes.CDLL(str(built))
 
 
 class EmulatedKernels:
     """Launches run at once, in the caller's thread, or when the recorded graph does."""
 
-    def __init__(self) -> None:
-        """As the real ones are made."""
+    def __init__(self, copy: int = 0) -> None:
+        self._copy = copy
 
     def prepare(self, units: Iterable[Unit]) -> None:
         """Nothing: units compile when they are first launched."""
@@ -95,7 +103,7 @@ class EmulatedKernels:
         shared: int = 0,
         **_: Any,
     ) -> None:
-        held = library(unit)
+        held = library(unit, self._copy)
         wanted = getattr(held, f"emulated_count_{name}")()
         if wanted != len(arguments):
             raise TypeError(f"{unit}: {name} takes {wanted} arguments, not {len(arguments)}")
