@@ -25,7 +25,14 @@ from dgpp.engine.depth import pipeline_depth
 from dgpp.engine.room import Room, room_for
 from dgpp.engine.script import load_script, max_drafts
 from dgpp.errors import CheckpointError, ConfigError
-from dgpp.models.plan import MIB, MemoryPlan, MemorySettings, plan_memory, require_fit
+from dgpp.models.plan import (
+    MIB,
+    MemoryPlan,
+    MemorySettings,
+    plan_memory,
+    prefix_snapshots,
+    require_fit,
+)
 from dgpp.net.paths import require_served
 from dgpp.sample.params import SamplingParams
 from dgpp.serve.served import ServedModel, sampling_defaults, with_top_p
@@ -148,6 +155,7 @@ def memory_settings(settings: Settings, backend: str, *, unified: bool) -> Memor
         unified=unified,
         depth=pipeline_depth(engine.pipeline_depth, backend),
         graphs=engine.decode_graph,
+        prefix_cache_gib=engine.prefix_cache_gib,
     )
 
 
@@ -186,6 +194,7 @@ def _scripted_limits(settings: Settings, directory: Path) -> EngineLimits:
         candidates=engine.sampling_candidates,
         max_drafts=max_drafts(lines),
         depth=pipeline_depth(engine.pipeline_depth, "scripted", drafts=max_drafts(lines)),
+        snapshots=prefix_snapshots(engine.prefix_cache_gib, 0),
     )
 
 
@@ -217,6 +226,7 @@ def _served(settings: Settings, files: ModelFiles, limits: EngineLimits) -> Serv
         vocab_size=limits.vocab_size,
         position_ceiling=limits.position_ceiling,
         kv_pool_tokens=limits.blocks * limits.block_tokens,
+        cut_tokens=limits.chunk_align if limits.snapshots and not limits.paged_only else 0,
         aliases=() if name == settings.model else (settings.model,),
         sampling=_sampling(sampling_defaults(generation), settings.sampling),
         template_kwargs=_template_kwargs(engine),

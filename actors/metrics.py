@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actors.statistics import Metric
+from dgpp.cache.statistics import CacheCounters
 from dgpp.serve.histogram import GAP, LATENCY, STEP, TOKENS
 from dgpp.serve.metrics import REASONS
 
@@ -19,8 +20,13 @@ def _histograms(buckets: tuple[float, ...], *names: str) -> tuple[Metric, ...]:
     return tuple(Metric(name, "histogram", buckets) for name in names)
 
 
+CACHE_LEVELS = ("cache_entries", "cache_blocks")
+CACHE_COUNTERS = tuple(f"cache_{name}" for name in CacheCounters.__struct_fields__)
+"""The scheduler counts these itself; its actor copies them."""
+
 SCHEDULER = (
-    *_gauges("active", "prefilling", "queued", "blocks_in_use", "levels_s"),
+    *_gauges("active", "prefilling", "queued", "blocks_in_use", "reservations_grown", "levels_s"),
+    *_gauges(*CACHE_LEVELS, *CACHE_COUNTERS),
     *_counters(
         "ticks",
         "steps",
@@ -31,6 +37,7 @@ SCHEDULER = (
         "prefill_request_ns",
         "prompts",
         "prompt_tokens",
+        "cached_tokens",
         "tokens",
         "submitted",
         "admitted",
@@ -51,5 +58,6 @@ ENGINE = (
 HTTP = (
     *_gauges("at_door", "in_flight"),
     *_counters("requests", "shed", "cancelled", "failed", "rejected", "connections_refused"),
-    *_histograms(LATENCY, "first_token_seconds", "request_seconds", "time_per_token_seconds"),
+    *_histograms(LATENCY, "first_token_seconds", "first_token_hit_seconds"),
+    *_histograms(LATENCY, "request_seconds", "time_per_token_seconds"),
 )

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 import msgspec
 
 from actors.context import Context
+from actors.metrics import CACHE_COUNTERS, CACHE_LEVELS
 from actors.statistics import Counter
+from dgpp.cache.statistics import CacheCounters, CacheStatistics
 from dgpp.log import log_line
-from dgpp.log_lines import Interval, Retirement, admitted_line
+from dgpp.log_lines import Interval, Retirement, admitted_line, missed_line
 from dgpp.sched.outcomes import Admitted, Began, Outcome, Refused, Retired
 from dgpp.sched.plan import Plan
 from dgpp.sched.request import Submit
@@ -54,8 +56,16 @@ class SchedulerReport:
         self._said_ns = 0
         self._gauges = {
             name: self._block.gauge(name)
-            for name in ("active", "prefilling", "queued", "blocks_in_use", "levels_s")
+            for name in (
+                *("active", "prefilling", "queued", "blocks_in_use", "reservations_grown"),
+                "levels_s",
+            )
         }
+        self._cache_gauges = {
+            name: self._block.gauge(name) for name in (*CACHE_LEVELS, *CACHE_COUNTERS)
+        }
+        self._cache_seen = CacheCounters()
+        self._cache_said = CacheCounters()
         self._step_seconds = self._block.histogram("step_seconds")
         self._inter_token = self._block.histogram("inter_token_seconds")
 
@@ -115,6 +125,18 @@ class SchedulerReport:
         gauges["prefilling"].set(statistics.prefilling)
         gauges["queued"].set(statistics.queued + arriving)
         gauges["blocks_in_use"].set(statistics.blocks_in_use)
+        gauges["reservations_grown"].set(statistics.reservations_grown)
+        if statistics.cache is not None:
+            self._cache_levels(statistics.cache)
+
+    def _cache_levels(self, cache: CacheStatistics) -> None:
+        gauges = self._cache_gauges
+        gauges["cache_entries"].set(cache.entries)
+        gauges["cache_blocks"].set(cache.blocks)
+        if cache.counters != self._cache_seen:
+            self._cache_seen = msgspec.structs.replace(cache.counters)
+            for name in CACHE_COUNTERS:
+                gauges[name].set(getattr(cache.counters, name.removeprefix("cache_")))
 
     def outcome(self, outcome: Outcome) -> None:
         match outcome:
@@ -152,6 +174,8 @@ class SchedulerReport:
         line.cached_tokens = outcome.cached_tokens
         waited = now - line.arrived
         self._add("admitted")
+        self._add("cached_tokens", outcome.cached_tokens)
+        self._sums.cached_tokens += outcome.cached_tokens
         self._block.histogram("queue_seconds").observe(waited / 1e9)
         if not self._requests:
             return
@@ -161,9 +185,13 @@ class SchedulerReport:
             prompt_tokens=line.prompt_tokens,
             max_tokens=line.max_tokens,
             cached_tokens=line.cached_tokens,
+            decoded_tokens=outcome.decoded_tokens,
             queue_ms=waited / 1e6,
         )
         log_line(_log, said.text, said.fields)
+        if outcome.missed:
+            missed = missed_line(outcome.id, line.cached_tokens, outcome.missed)
+            log_line(_log, missed.text, missed.fields)
 
     def _retired(self, outcome: Retired) -> None:
         line = self._timelines.pop(outcome.id)
@@ -223,6 +251,8 @@ class SchedulerReport:
             prefill_prompts=now.prompts - before.prompts,
             prefill_tokens=now.prompt_tokens - before.prompt_tokens,
             prefill_s=(now.prefill_ns - before.prefill_ns) / 1e9,
+            cached_tokens=now.cached_tokens - before.cached_tokens,
+            **self._cache_interval(statistics),
             live=statistics.active + statistics.prefilling,
             queued=statistics.queued,
             blocks_used=statistics.blocks_in_use,
@@ -236,6 +266,19 @@ class SchedulerReport:
             log_line(_log, line.text, line.fields)
         self._said_idle = interval.idle
 
+    def _cache_interval(self, statistics: SchedulerStatistics) -> dict[str, int]:
+        cache = statistics.cache
+        if cache is None:
+            return {}
+        before, self._cache_said = self._cache_said, msgspec.structs.replace(cache.counters)
+        hits, misses = cache.counters.hits - before.hits, cache.counters.misses - before.misses
+        return {
+            "cache_hits": hits,
+            "cache_lookups": hits + misses,
+            "cache_entries": cache.entries,
+            "cache_slots": cache.slots,
+        }
+
 
 class _Sums(msgspec.Struct):
     """Totals since the start, of which the statistics line shows the differences."""
@@ -245,6 +288,7 @@ class _Sums(msgspec.Struct):
     decode_ns: int = 0
     prompts: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     prefill_ns: int = 0
     retired: int = 0
     refused: int = 0

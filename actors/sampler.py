@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from actors.messages.sampler_tokenizer import Committed, Tokens
 from actors.role import Role
 from dgpp.sample.candidates import Candidates
 from dgpp.sample.sampler import NeedRows, Sampled, Sampler
+from dgpp.sample.slot import SlotStep
 from dgpp.sched.plan import Plan
 
 ENGINE = "sampler>engine"
@@ -61,7 +63,7 @@ class SamplerActor(Role):
         plan = self._plans[0]
         if not self._is_prepared:
             # Without waiting for the candidates: newcomers are taken in while the engine computes.
-            self._sampler.prepare(plan)
+            self._tell(self._sampler.prepare(plan))
             self._guidance.prepare(plan)
             self._is_prepared = True
         if self._selected:
@@ -84,9 +86,12 @@ class SamplerActor(Role):
         self._selected.popleft()[1].release()
         self._plans.popleft()
         self._is_prepared = False
-        if result.steps and self._has_readers:
-            items = tuple(Tokens(*step) for step in result.steps)
-            # Readers first: the client waits for them, the next step for the scheduler.
-            self.context.post(TOKENIZER, Committed(items, self.context.clock_ns()))
+        # Readers first: the client waits for them, the next step for the scheduler.
+        self._tell(result.steps)
         self.context.post(SCHEDULER, result.verdict)
         self._decide()
+
+    def _tell(self, steps: Sequence[SlotStep]) -> None:
+        if steps and self._has_readers:
+            items = tuple(Tokens(*step) for step in steps)
+            self.context.post(TOKENIZER, Committed(items, self.context.clock_ns()))

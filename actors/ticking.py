@@ -13,6 +13,7 @@ from actors.opstream import OpStreamFile
 from actors.reporting import SchedulerReport
 from actors.role import Role
 from dgpp.net.journal_messages import Point
+from dgpp.sched.memory import CachePolicy
 from dgpp.sched.operations import Sink
 from dgpp.sched.outcomes import Outcome
 from dgpp.sched.plan import Plan
@@ -63,7 +64,7 @@ class TickingActor(Role):
     @property
     def point(self) -> Point:
         """Where the scheduler stands, as ranks compare it."""
-        return Point(self._steps, self._scheduler.digest(), 0)
+        return Point(self._steps, self._scheduler.digest(), self._scheduler.prefix_digest())
 
     def decided(self, verdict: Verdict) -> None:
         """The sampler decided a step."""
@@ -118,6 +119,10 @@ def new_scheduler(boot: Boot, sink: Sink | None = None) -> Scheduler:
         prefill_budget_tokens=engine.prefill_budget_tokens,
         prefill_idle_budget_tokens=engine.prefill_idle_budget_tokens,
         admission=engine.admission,
+        admission_window=engine.admission_window,
+        cache_policy=CachePolicy(
+            engine.prefix_min_tokens, engine.prefix_head_snapshots, engine.prefix_close
+        ),
         operations_sink=sink,
     )
 

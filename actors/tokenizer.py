@@ -156,6 +156,8 @@ class TokenizerActor(Role):
             output = self._outputs.get(item.id)
             if output is None:
                 continue
+            if item.cached:
+                output.cached_tokens, output.decoded_tokens = item.cached, item.decoded
             delta = output.feed(item.tokens, item.finish, item.logprobs)
             if delta is not None:
                 deltas.append(delta)

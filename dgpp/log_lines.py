@@ -76,9 +76,6 @@ def startup_lines(settings: Settings, version: str) -> list[Line]:
     if not IPv4Address(bound).is_loopback:
         text = f"http.bind_host {bound}: beyond this host, anyone who reaches it needs no key"
         lines.append(Line(text, {"bind_host": bound}, logging.WARNING))
-    if engine.prefix_cache_gib:
-        text = "engine.prefix_cache_gib: there is no prefix cache yet, every prompt is read whole"
-        lines.append(Line(text, {"prefix_cache": False}))
     if changed:
         lines.append(Line("engine keys set: " + ", ".join(changed), {"engine_keys": changed}))
     return lines
@@ -99,20 +96,31 @@ def admitted_line(
     max_tokens: int,
     cached_tokens: int,
     queue_ms: float,
+    decoded_tokens: int = 0,
 ) -> Line:
     """A request got its slot."""
+    cached = f"{cached_tokens} cached"
+    if decoded_tokens:
+        cached += f", {decoded_tokens} of them as decode wrote them"
     return Line(
-        f"{request} admitted to slot {slot}: prompt {prompt_tokens} tok ({cached_tokens} cached), "
+        f"{request} admitted to slot {slot}: prompt {prompt_tokens} tok ({cached}), "
         f"at most {max_tokens} more, queued {queue_ms:.0f} ms",
         {
             "id": request,
             "slot": slot,
             "prompt_tokens": prompt_tokens,
             "cached_tokens": cached_tokens,
+            "decoded_tokens": decoded_tokens,
             "max_tokens": max_tokens,
             "queue_ms": round(queue_ms, 3),
         },
     )
+
+
+def missed_line(request: str, cached_tokens: int, why: str) -> Line:
+    """Why not more of a prompt came from the prefix cache."""
+    found = f"prefix cache: {cached_tokens} tok, no more: " if cached_tokens else "prefix cache: "
+    return Line(f"{request} {found}{why}", {"id": request, "cached_tokens": cached_tokens})
 
 
 class Retirement(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +169,10 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: int = 0
     prefill_s: float = 0.0
     cached_tokens: int = 0
+    cache_hits: int = 0
+    cache_lookups: int = 0
+    cache_entries: int = 0
+    cache_slots: int = 0
     live: int = 0
     queued: int = 0
     blocks_used: int = 0
@@ -188,7 +200,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
             f"prefill {self.prefill_prompts} prompts / {self.prefill_tokens} tok, "
             f"{rate(self.prefill_tokens, self.prefill_s):.0f} tok/s "
             f"({per(self.prefill_s * 100, self.seconds):.0f} % of wall), "
-            f"cached {self.cached_tokens} tok"
+            f"cached {self.cached_tokens} tok ({self.cache_hits}/{self.cache_lookups} hit)"
         )
         parts = [
             f"stats: rank {self.rank}",
@@ -197,6 +209,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
             prefill,
             f"live {self.live}, queued {self.queued}",
             f"pool {self.blocks_used}/{self.blocks_total} blocks",
+            f"prefix cache {self.cache_entries}/{self.cache_slots} entries",
             f"requests +{self.requests} ({self.shed} shed, {self.cancelled} cancelled)",
         ]
         values = msgspec.structs.asdict(self)

@@ -22,7 +22,7 @@ from actors.role import Role
 from dgpp.errors import ConfigError
 from dgpp.log import log_event
 from dgpp.sched.admission import TOO_MANY_CHOICES
-from dgpp.serve.errors import ApiError, engine_failed, invalid, overloaded, shutting_down
+from dgpp.serve.errors import ApiError, engine_failed, invalid, overloaded, shutting_down, timed_out
 from dgpp.serve.health import Health, State
 from dgpp.serve.limits import TEXT_BODY_BYTES
 from dgpp.serve.metrics import MetricsSnapshot
@@ -63,7 +63,11 @@ class HttpActor(Role):
         }
         self._at_door = block.gauge("at_door")
         self._in_flight = block.gauge("in_flight")
-        self._first_token = block.histogram("first_token_seconds")
+        # By whether anything of the prompt came from the prefix cache.
+        self._first_token = {
+            False: block.histogram("first_token_seconds"),
+            True: block.histogram("first_token_hit_seconds"),
+        }
         self._request_time = block.histogram("request_seconds")
         self._token_time = block.histogram("time_per_token_seconds")
 
@@ -168,6 +172,8 @@ class HttpActor(Role):
         self._in_flight.set(len(self._flights))
         self._at_door.set(waiting)
         request = flight.request
+        if request.timeout_s is not None:
+            flight.deadline = self.context.call_later(request.timeout_s, self._expire, flight)
         if request.ignored:
             # Their names are the client's own words, which no log repeats.
             log_event(_log, "unknown fields ignored", id=request.id, count=request.ignored)
@@ -178,6 +184,14 @@ class HttpActor(Role):
             seed = secrets.randbits(63)
         self.context.post(TOKENIZER, Prepare(request, seed))
 
+    def _expire(self, flight: Flight) -> None:
+        """The request's own time is up; its landing cancels what is left of it."""
+        seconds = flight.request.timeout_s
+        assert seconds is not None
+        self._count["cancelled"].add()
+        log_event(_log, "timed out", id=flight.request.id, timeout_s=seconds)
+        flight.refuse(timed_out(seconds))
+
     def _check_open(self) -> None:
         if (refusal := self.health.refusal()) is not None:
             raise refusal
@@ -187,6 +201,8 @@ class HttpActor(Role):
         if self._flights.get(request.id) is None:
             return
         self._flights.remove(request.id)
+        if flight.deadline is not None:
+            flight.deadline.cancel()
         self._in_flight.set(len(self._flights))
         self._at_door.set(self._flights.at_door())
         if outcome == "answered" and flight.responder.account.done:
@@ -236,7 +252,8 @@ class HttpActor(Role):
         self._request_time.observe(now - flight.began)
         if flight.first_delta is None:
             return
-        self._first_token.observe(flight.first_delta - flight.began)
+        found = flight.responder.account.cached_tokens > 0
+        self._first_token[found].observe(flight.first_delta - flight.began)
         tokens = flight.responder.account.completion_tokens
         if tokens > 1:
             self._token_time.observe((now - flight.first_delta) / (tokens - 1))

@@ -32,7 +32,7 @@ class Flight:
     """One request. Deltas are kept until its stream is open, then written as they come.
 
     `at_door`: the scheduler has not acknowledged it. `over`: tokenizer or scheduler ended it, so
-    that there is nothing to cancel there.
+    that there is nothing to cancel there. `deadline` ends it when its own time is up.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Flight:
         self.began = loop.time()
         self.first_delta: float | None = None
         self.stamped = False
+        self.deadline: asyncio.TimerHandle | None = None
         self._loop = loop
         self._refusal: ApiError | None = None
         self._write: Callable[[bytes], None] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actors.boot import Boot
-from actors.metrics import MOST_ROWS
+from actors.metrics import CACHE_COUNTERS, MOST_ROWS
 from actors.statistics import HistogramValue, StatisticsBlock
 from dgpp.serve.histogram import Histogram
 from dgpp.serve.metrics import (
@@ -15,6 +15,7 @@ from dgpp.serve.metrics import (
     DecodeBatch,
     Histograms,
     MetricsSnapshot,
+    PrefixCacheMetrics,
     RankMetrics,
     SchedulerMetrics,
     ServiceMetrics,
@@ -55,6 +56,7 @@ def snapshot(
     return MetricsSnapshot(
         scheduler=_scheduler(boot, scheduler, engine, now),
         service=_service(boot, scheduler, http, failed=failed),
+        prefix_cache=_prefix_cache(boot, scheduler, http),
         build=_build(boot),
         ranks=[_rank(boot, scheduler, now)] if boot.settings.world_size > 1 else [],
         finished={reason: scheduler.count(f"finished_{reason}") for reason in REASONS},
@@ -124,7 +126,7 @@ def _scheduler(boot: Boot, scheduler: Reader, engine: Reader, now: float) -> Sch
         tokens_generated=scheduler.count("tokens"),
         snapshot_age_ms=(now - last) * 1e3 if last else 0.0,
         prompts_prefilled=scheduler.count("prompts"),
-        prompt_tokens=scheduler.count("prompt_tokens"),
+        prompt_tokens=scheduler.count("prompt_tokens") + scheduler.count("cached_tokens"),
         prompt_tokens_computed=scheduler.count("prompt_tokens"),
         decode_steps=scheduler.count("decode_steps"),
         decode_rows=scheduler.count("decode_rows"),
@@ -143,6 +145,8 @@ def _service(boot: Boot, scheduler: Reader, http: Reader, *, failed: bool) -> Se
         pending_admissions=http.count("at_door"),
         requests_cancelled=http.count("cancelled"),
         requests_failed=http.count("failed"),
+        requests_shed_pool=scheduler.count("finished_pool_exhausted"),
+        reservations_grown=scheduler.count("reservations_grown"),
         engine_failed=failed,
         admission=Admission(
             engine.admission,
@@ -156,8 +160,36 @@ def _service(boot: Boot, scheduler: Reader, http: Reader, *, failed: bool) -> Se
     )
 
 
+def _prefix_cache(boot: Boot, scheduler: Reader, http: Reader) -> PrefixCacheMetrics:
+    engine, limits = boot.settings.engine, boot.limits
+    hit = http.histogram("first_token_hit_seconds")
+    miss = http.histogram("first_token_seconds")
+    metrics = PrefixCacheMetrics(
+        enabled=limits.snapshots > 0,
+        slots=limits.snapshots,
+        min_tokens=engine.prefix_min_tokens,
+        head_cuts=int(engine.prefix_head_snapshots),
+        entries=scheduler.count("cache_entries"),
+        blocks_pinned=scheduler.count("cache_blocks"),
+        snapshot_bytes=limits.snapshot_bytes,
+        ttft_hit_count=sum(hit.counts),
+        ttft_hit_ms_avg=_average_ms(hit),
+        ttft_miss_count=sum(miss.counts),
+        ttft_miss_ms_avg=_average_ms(miss),
+    )
+    for name in CACHE_COUNTERS:
+        setattr(metrics, name.removeprefix("cache_"), scheduler.count(name))
+    return metrics
+
+
+def _average_ms(seconds: Histogram) -> float:
+    count = sum(seconds.counts)
+    return seconds.total / count * 1e3 if count else 0.0
+
+
 def _histograms(scheduler: Reader, http: Reader, engine: Reader) -> Histograms:
     return Histograms(
+        time_to_first_token_hit=http.histogram("first_token_hit_seconds"),
         time_to_first_token_miss=http.histogram("first_token_seconds"),
         queue_time=scheduler.histogram("queue_seconds"),
         prefill_time=scheduler.histogram("prefill_seconds"),

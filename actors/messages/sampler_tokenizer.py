@@ -9,12 +9,18 @@ from dgpp.text.delta import RowLogprobs
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens committed for submission `id`; `logprobs` is empty or one entry a token."""
+    """Tokens committed for submission `id`; `logprobs` is empty or one entry a token.
+
+    The first of a submission tell what of its prompt came from the prefix cache: `cached` tokens,
+    `decoded` of them written by decode.
+    """
 
     id: str
     tokens: tuple[int, ...]
     finish: Finish = Finish.NONE
     logprobs: tuple[RowLogprobs, ...] = ()
+    cached: int = 0
+    decoded: int = 0
 
 
 class Committed(msgspec.Struct, frozen=True):

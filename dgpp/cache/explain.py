@@ -40,6 +40,8 @@ def explain(
         return f"what follows token {same + shape.unit} is another, and drafts depend on it"
     if not same + alike:
         return f"nothing in common with the {len(cache)} entries"
+    if same and not (reached.children or any(reached.entries)):
+        return f"nothing is cached beyond its first {same} tokens"
     if same + alike >= most:
         return f"no entry ends at a cut of its first {same + alike} tokens"
     return f"it differs from what is cached at token {same + alike}"

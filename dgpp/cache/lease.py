@@ -31,7 +31,8 @@ class Lease:
     `node` is the deepest one known to lie on its way (it may be gone meanwhile), `entry` the one
     that its next entry continues, `hits` and `settled` the standing that entry will have, `line`
     the conversation, −1 for a new one. `anchors` are what it made for other prompts and none has
-    used yet. `rolling` is a snapshot of its own, −1 for none, that holds its state at `rolling_at`.
+    used yet. `kept` is the length of its longest entry. `rolling` is a snapshot of its own, −1 for
+    none, that holds its state at `rolling_at`.
     """
 
     node: Node
@@ -40,5 +41,6 @@ class Lease:
     settled: bool = False
     line: int = -1
     anchors: list[Entry] = field(default_factory=list)
+    kept: int = 0
     rolling: int = -1
     rolling_at: int = 0

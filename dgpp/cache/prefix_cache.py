@@ -55,7 +55,8 @@ class PrefixCache:
 
     def statistics(self) -> CacheStatistics:
         pool = self._pool
-        return CacheStatistics(len(self._entries), pool.cached, pool.reclaimable, self.counters)
+        slots, entries = self.shape.snapshots, len(self._entries)
+        return CacheStatistics(slots, entries, pool.cached, pool.reclaimable, self.counters)
 
     def begin_tick(self) -> None:
         """Entries that the tick before lent may give way again."""
@@ -97,10 +98,16 @@ class PrefixCache:
                     found = ghost
         return found
 
+    def hold(self, match: Match) -> None:
+        """What `match` found stays as it is through this tick."""
+        if match.entry is not None:
+            match.entry.tick = self._tick
+
     def attach(self, match: Match, owner: str, missed: Ghost | None = None) -> Lease:
         """Give `owner` what `match` found: its blocks get one more owner."""
         counters = self.counters
-        lease = Lease(match.node)
+        lease = Lease(match.node, kept=match.tokens)
+        self.hold(match)
         if missed is not None:
             self._returned(lease, missed.line, missed.used)
         if not match.tokens:
@@ -126,7 +133,6 @@ class PrefixCache:
         hits, settled = retention.standing(entry)
         if learn and not entry.kind.anchor:
             self._returned(lease, entry.line, entry.used)
-        entry.tick = self._tick
         if beside and not entry.kind.anchor:
             # The conversation goes on beside the end of its last turn, as templates make it that
             # leave out earlier reasoning. That end has had its day.
@@ -226,7 +232,7 @@ class PrefixCache:
         entry.node.entries[entry.tail] = entry
         self._entries[entry.number] = entry
         entry.tick = self._tick
-        lease.node = entry.node
+        lease.node, lease.kept = entry.node, entry.position
         retention, paged = self._retention, self.shape.paged_only
         if entry.kind.anchor:
             retention.add(entry, entry.weight if paged else 0)
@@ -255,7 +261,7 @@ class PrefixCache:
         self._judge.put(entry.line, entry.weight, retention.weight)
 
     def _continue(self, lease: Lease, node: Node, known: Entry) -> None:
-        lease.node = node
+        lease.node, lease.kept = node, known.position
         known.tick = self._tick
         if not known.kind.anchor:
             lease.entry = known

@@ -31,8 +31,9 @@ class CacheCounters(msgspec.Struct):
 
 
 class CacheStatistics(msgspec.Struct, frozen=True):
-    """Levels now, and the totals."""
+    """Levels now, and the totals. At most `slots` entries are kept."""
 
+    slots: int
     entries: int
     blocks: int
     reclaimable: int

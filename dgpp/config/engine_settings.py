@@ -151,10 +151,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: Annotated[int, _Capacity("open HTTP connections", 1, 2**20, shared=False)] = 64
     admission: Annotated[
         Literal["full", "grow"],
-        _Capacity("full reserves the whole answer, grow a window at a time", now=LATER),
+        _Capacity("full reserves the whole answer, grow a window at a time"),
     ] = "full"
     admission_window: Annotated[
-        int, _Capacity("what grow reserves at a time", 1, _MANY, unit="tokens", now=LATER)
+        int, _Capacity("what grow reserves at a time", 1, _MANY, unit="tokens")
     ] = 256
     admission_gather_ms: Annotated[
         int,
@@ -201,16 +201,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
 
     prefix_cache_gib: Annotated[
-        float, _Cache("snapshots of prompt prefixes; 0: off", 0, 65_536, unit="GiB", now=(0,))
+        float, _Cache("snapshots of prompt prefixes; 0: no prefix cache", 0, 65_536, unit="GiB")
     ] = 1.5
     prefix_min_tokens: Annotated[
-        int, _Cache("shortest prefix worth a snapshot", 0, 2**40, unit="tokens", now=LATER)
+        int, _Cache("shortest prefix worth a snapshot", 0, 2**40, unit="tokens")
     ] = 1024
     prefix_head_snapshots: Annotated[
-        bool, _Cache("also keep the head that prompts have in common", now=LATER)
+        bool, _Cache("also keep the head that prompts have in common")
     ] = True
     prefix_close: Annotated[
-        bool, _Cache("also keep finished conversations, as decode left them", now=LATER)
+        bool, _Cache("also keep finished conversations, as decode left them")
     ] = True
 
     model_alias: Annotated[str, _Text("name under which the model is served")] = ""

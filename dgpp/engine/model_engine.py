@@ -16,6 +16,7 @@ from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.agreement import require_one_model
 from dgpp.engine.backends import make_backend
 from dgpp.engine.base import EngineLimits, StepTrace
+from dgpp.engine.moves import StateMoves
 from dgpp.engine.row_selection import RowSelector, row_draw
 from dgpp.engine.sharded_selection import ShardedSelector, gather_slices
 from dgpp.errors import CheckpointError, NumericError
@@ -114,10 +115,12 @@ class ModelEngine:
             slots=limits.slots,
             blocks=limits.blocks,
             block_tokens=limits.block_tokens,
+            snapshots=0 if limits.paged_only else limits.snapshots,
         )
         self.model.prepare(self.backend, self.pools, limits.position_ceiling, collective)
         width = -(-limits.position_ceiling // limits.block_tokens)
         self.rows = self.backend.rows(limits.slots, width)
+        self._moves = StateMoves(self.pools, self.rows.tables, limits.block_tokens)
         self._slots: list[_Slot | None] = [None] * limits.slots
         self._slices = [
             Shard(rank, shard.world).vocabulary(limits.vocab_size) for rank in range(shard.world)
@@ -197,6 +200,7 @@ class ModelEngine:
 
     def forward(self, plan: Plan) -> list[int]:
         """Run the model over the plan's rows and leave it at that; the rows to be sampled."""
+        self._moves.apply(plan)
         for slot in plan.closes:
             self._slots[slot] = None
         for opened in plan.opens:
@@ -237,7 +241,6 @@ class ModelEngine:
     def _open(self, opened: Open) -> None:
         prompt = opened.request.prompt_ids.astype(np.int32)
         self._slots[opened.slot] = _Slot(prompt, opened.request)
-        self.rows.tables[opened.slot, : len(opened.blocks)] = opened.blocks
 
     def _fill(self, plan: Plan) -> list[int]:
         """Write the plan's rows; the rows whose logits are sampled."""

@@ -27,6 +27,7 @@ CUDA_RUNTIME = 1 << 30
 """The driver's context, loaded kernels, partial results of attention, an allocator's remainders."""
 GRAPH_LAYER_BYTES = 40 << 10
 """What one layer takes in one recorded decode step."""
+MOST_SNAPSHOTS = 4096
 MIB = 1 << 20
 WEIGHTS = "weights: "
 
@@ -38,6 +39,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     request; 0 takes what the model and the capacity allow. `drafts` loads draft layers. `backend`
     decides what a cached value takes. `unified`: the device's memory is the host's. `depth` plans
     go out ahead of a verdict. `graphs`: decode steps are recorded where the backend can.
+    `prefix_cache_gib` is for the prefix cache's snapshots; 0: no such cache.
     """
 
     slots: int = 8
@@ -51,6 +53,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     unified: bool = False
     depth: int = 0
     graphs: bool = True
+    prefix_cache_gib: float = 0.0
 
 
 class MemoryItem(msgspec.Struct, frozen=True):
@@ -105,6 +108,11 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     ceiling = min(parsed.max_position_embeddings, blocks * BLOCK_TOKENS)
     if settings.max_positions:
         ceiling = min(ceiling, settings.max_positions)
+    cuda = settings.backend == "cuda"
+    form = CUDA_CACHE if cuda else CPU_CACHE
+    block_bytes = model.state.block_bytes(form, BLOCK_TOKENS)
+    snapshot_bytes = model.state.snapshot_bytes(form)
+    snapshots = prefix_snapshots(settings.prefix_cache_gib, snapshot_bytes)
     limits = EngineLimits(
         slots=settings.slots,
         vocab_size=parsed.vocab_size,
@@ -116,16 +124,15 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         candidates=min(settings.candidates, parsed.vocab_size),
         depth=settings.depth,
         refeeds=not model.state.fixed,
+        snapshots=snapshots,
+        snapshot_bytes=snapshot_bytes,
     )
     capacity = row_capacity(limits)
-    cuda = settings.backend == "cuda"
-    form = CUDA_CACHE if cuda else CPU_CACHE
-    block_bytes = model.state.block_bytes(form, BLOCK_TOKENS)
-    snapshot_bytes = model.state.snapshot_bytes(form)
     sizes = {
         **{f"{WEIGHTS}{name}": size for name, size in source.items.items()},
         "kv cache": block_bytes * blocks,
         **({"request state": snapshot_bytes * settings.slots} if snapshot_bytes else {}),
+        **({"prefix snapshots": snapshot_bytes * snapshots} if snapshot_bytes * snapshots else {}),
         "activations": model.workspace.row_bytes() * capacity,
         "rotary tables": 4 * ceiling * model.rotary,
         "logits": 8 * settings.slots * len(model.vocabulary) * (1 + settings.depth),
@@ -154,6 +161,15 @@ def _work(family: Family, config: FamilyConfig, shard: Shard) -> StepWork:
     model = family.build(config, target, drafts=False)
     table = len(model.vocabulary) / len(model.embedding.held)
     return step_work(target.items, target.parameters, config, table)
+
+
+def prefix_snapshots(gib: float, snapshot_bytes: int) -> int:
+    """Entries of a prefix cache that may take `gib`: as many as there is room for their snapshots.
+    Where a snapshot takes nothing, since blocks hold all state, the count is bounded all the same.
+    """
+    if gib <= 0:
+        return 0
+    return min(MOST_SNAPSHOTS, int(gib * 2**30) // max(1, snapshot_bytes))
 
 
 def row_capacity(limits: EngineLimits) -> int:

@@ -12,7 +12,7 @@ from dgpp.sample.candidates import Candidates
 from dgpp.sample.rows import Rows
 from dgpp.sample.slot import SlotSampler, SlotStep
 from dgpp.sched.plan import Plan
-from dgpp.sched.verdict import SlotVerdict, Verdict
+from dgpp.sched.verdict import Finish, SlotVerdict, Verdict
 
 
 class SamplerOrderError(DgppError, ValueError):
@@ -47,13 +47,17 @@ class Sampler:
         self._asked: list[int] = []
         self._done: list[SlotStep | int | None] = []
 
-    def prepare(self, plan: Plan) -> None:
-        """Forget closed slots and take in opened ones."""
+    def prepare(self, plan: Plan) -> list[SlotStep]:
+        """Forget closed slots and take in opened ones; the ends of those that had to give way."""
         slots = self._slots
+        ended = [
+            SlotStep(self._holder(slot).submit.id, (), Finish.POOL_EXHAUSTED) for slot in plan.sheds
+        ]
         for slot in plan.closes:
             slots[slot] = None
         for opened in plan.opens:
-            slots[opened.slot] = SlotSampler(opened.request)
+            slots[opened.slot] = SlotSampler(opened.request, opened.cached_tokens, opened.decoded)
+        return ended
 
     def step(self, plan: Plan, candidates: Candidates) -> Sampled | NeedRows:
         """Decide the prepared `plan`, whose engine found `candidates`.

@@ -21,26 +21,43 @@ class PickMismatchError(DgppError):
 
 
 class SlotStep(NamedTuple):
-    """What one step committed for one choice; `logprobs` is empty or one entry a token."""
+    """What one step committed for one choice; `logprobs` is empty or one entry a token. Of its
+    prompt `cached` tokens came from the prefix cache, `decoded` of them written by decode."""
 
     id: str
     tokens: tuple[int, ...]
     finish: Finish
     logprobs: tuple[RowLogprobs, ...] = ()
+    cached: int = 0
+    decoded: int = 0
 
 
 class SlotSampler:
     """Draws for one choice, in a stream that depends on its seed and its own draws alone.
 
     `draws` counts the random numbers consumed, `produced` the tokens committed. `fed` says whether
-    the engine picked the last token itself, as rows that ran ahead of the verdict suppose.
+    the engine picked the last token itself, as rows that ran ahead of the verdict suppose. `cached`
+    and `decoded` are what the first step reports of the prompt.
     """
 
-    __slots__ = ("_greedy", "_params", "_plain", "draws", "ended", "fed", "produced", "submit")
+    __slots__ = (
+        "_greedy",
+        "_params",
+        "_plain",
+        "cached",
+        "decoded",
+        "draws",
+        "ended",
+        "fed",
+        "produced",
+        "submit",
+    )
 
-    def __init__(self, submit: Submit) -> None:
+    def __init__(self, submit: Submit, cached: int = 0, decoded: int = 0) -> None:
         params = submit.sampling
         self.submit = submit
+        self.cached = cached
+        self.decoded = decoded
         self.produced = 0
         self.draws = 0
         self.ended = False
@@ -90,12 +107,13 @@ class SlotSampler:
             # The mask allows no continuation: what it constrains is complete. After tokens of this
             # step the next one will say so, since EOS marks the last token as the end token.
             finish = Finish.EOS
+        found = (self.cached, self.decoded) if not self.produced else (0, 0)
         self._compare(kept, rows.picks[start : start + len(kept)])
         self.ended = finish is not Finish.NONE
         self.produced += len(kept)
         if not self._greedy:
             self.draws += len(kept)
-        return SlotStep(submit.id, kept, finish, tuple(logprobs))
+        return SlotStep(submit.id, kept, finish, tuple(logprobs), *found)
 
     def _compare(self, kept: tuple[int, ...], picks: list[int]) -> None:
         for token, pick in zip(kept, picks, strict=True):

@@ -11,7 +11,8 @@ Sink = Callable[[bytes], None]
 
 
 class OperationStream:
-    """Lines `T <id> <token> <produced>` and `R <id> <reason ordinal> <produced>`.
+    """Lines `T <id> <token> <produced>`, `R <id> <reason ordinal> <produced>`, `W <id> <tokens>`
+    for a reservation grown to so many tokens, and `X` of the prefix cache.
 
     The fold is BLAKE2b cut to 64 bits over all bytes so far. A byte-wise FNV-1a would say the
     same, but in Python it costs microseconds a line, where one hash update a step costs one.
@@ -30,6 +31,9 @@ class OperationStream:
 
     def retire(self, choice_id: str, reason: Finish, produced: int) -> None:
         self._lines.append(f"R {choice_id} {int(reason)} {produced}\n")
+
+    def grow(self, choice_id: str, tokens: int) -> None:
+        self._lines.append(f"W {choice_id} {tokens}\n")
 
     def cache(self, operation: str, owner: str, position: int, snapshot: int) -> None:
         """A decision of the prefix cache: `X <operation> <owner> <position> <snapshot>`."""

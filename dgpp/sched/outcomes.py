@@ -13,13 +13,19 @@ from dgpp.sched.verdict import Finish
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The choice left the queue for `slot` and holds `blocks` blocks."""
+    """The choice left the queue for `slot` and holds `blocks` blocks.
+
+    `cached_tokens` of its prompt need not be read, `decoded_tokens` of them as decode wrote them;
+    `missed` says why there are no more, empty where there could be none.
+    """
 
     id: str
     slot: int
     prompt_tokens: int
     cached_tokens: int
     blocks: int
+    decoded_tokens: int = 0
+    missed: str = ""
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -10,7 +10,10 @@ from dgpp.sched.request import Submit
 class Open(msgspec.Struct, frozen=True, array_like=True):
     """`slot` now belongs to `request`; `blocks` are the KV blocks reserved for it, in order.
 
-    `arrival` is the choice's number in the journal, counted from the start of the world.
+    Its first `cached_tokens` tokens are read already (`decoded` of them written by decode): the
+    blocks hold their state, but for what `restore` (a snapshot) and `tail` (a block, to be copied
+    to the one after the last full one) hold, −1 for none. `arrival` is the choice's number in the
+    journal, counted from the start of the world.
     """
 
     slot: int
@@ -18,6 +21,17 @@ class Open(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[int, ...]
     cached_tokens: int = 0
     arrival: int = 0
+    decoded: int = 0
+    restore: int = -1
+    tail: int = -1
+
+
+class Grow(msgspec.Struct, frozen=True, array_like=True):
+    """`slot` gets `blocks` more, the first of them the slot's number `start`."""
+
+    slot: int
+    start: int
+    blocks: tuple[int, ...]
 
 
 class Keep(msgspec.Struct, frozen=True, array_like=True):
@@ -57,9 +71,10 @@ class DecodeRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One step. Order inside the engine: closes, opens, prefills, decode rows.
+    """One step. Order inside the engine: keeps, closes, opens, grows, prefills, decode rows.
 
-    Sampled rows are numbered as they stand: first the `last` chunks of `prefills` in order,
+    `sheds` are those of `closes` whose choices had to give way: their answers end here. Sampled
+    rows are numbered as they stand: first the `last` chunks of `prefills` in order,
     then `decodes` in order.
     """
 
@@ -68,6 +83,9 @@ class Plan(msgspec.Struct, frozen=True):
     opens: tuple[Open, ...] = ()
     prefills: tuple[PrefillChunk, ...] = ()
     decodes: tuple[DecodeRow, ...] = ()
+    keeps: tuple[Keep, ...] = ()
+    grows: tuple[Grow, ...] = ()
+    sheds: tuple[int, ...] = ()
 
     def sampled_slots(self) -> list[int]:
         """The slot of every sampled row, in row order."""

@@ -30,7 +30,9 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True):
     `id` is `<request>-<choice>`, unique among live requests. `prompt` is packed u32 ids
     (`pack_ids`), at least one. `seed` is an unsigned 64-bit key of the counter-based generator.
     `stop_ids` are the ids that end the text (empty when the request ignores them). `grammar`, where
-    there is one, is what the answer must follow, as `dgpp.grammar` writes it.
+    there is one, is what the answer must follow, as `dgpp.grammar` writes it. `boundaries` are the
+    packed positions, ascending and inside the prompt, where a role's text begins. With `no_cache`
+    the prompt is neither looked up in the prefix cache nor left there.
     """
 
     id: str
@@ -41,6 +43,13 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True):
     stop_ids: tuple[int, ...] = ()
     priority: int = 0
     grammar: str = ""
+    boundaries: bytes = b""
+    no_cache: bool = False
+
+    @property
+    def boundary_positions(self) -> list[int]:
+        positions: list[int] = unpack_ids(self.boundaries).tolist()
+        return positions
 
     @property
     def prompt_ids(self) -> Ids:

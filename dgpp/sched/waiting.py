@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from dgpp.sched.choice import Choice
 
 OVERTAKES = 32
@@ -42,6 +44,14 @@ class WaitingQueue:
             self._preference = sorted(self._levels, reverse=True)
         level[choice.arrival] = choice
 
+    def restore(self, choice: Choice) -> None:
+        """Queue `choice` again, which had left: by its arrival."""
+        queued = sorted((*self._by_arrival.values(), choice), key=lambda c: c.arrival)
+        self._by_arrival.clear()
+        self._levels.clear()
+        for each in queued:
+            self.add(each)
+
     def remove(self, choice: Choice) -> None:
         del self._by_arrival[choice.arrival]
         priority = choice.submit.priority
@@ -50,6 +60,18 @@ class WaitingQueue:
         if not level:
             del self._levels[priority]
             self._preference.remove(priority)
+
+    def first(self, count: int) -> list[Choice]:
+        """The `count` choices next in line, whether they fit or not: the oldest alone where its
+        patience is at an end."""
+        if not self._by_arrival:
+            return []
+        if not self.patience:
+            return [next(iter(self._by_arrival.values()))]
+        found: list[Choice] = []
+        for priority in self._preference:
+            found.extend(islice(self._levels[priority].values(), count - len(found)))
+        return found
 
     def pick(self, free_blocks: int) -> Choice | None:
         """The next choice to admit, or None where nothing admissible fits `free_blocks`."""

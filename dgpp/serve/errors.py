@@ -80,6 +80,12 @@ def overloaded(message: str = "The server is overloaded, try again later") -> Ap
     return ApiError(503, message, code="overloaded", retry_after=1)
 
 
+def timed_out(seconds: float) -> ApiError:
+    """504 `request_timeout`: the answer was not complete within the request's own `timeout_s`."""
+    message = f"The answer was not complete within timeout_s = {seconds:g}"
+    return ApiError(504, message, param="timeout_s", code="request_timeout")
+
+
 def shutting_down() -> ApiError:
     """503 `server_shutdown`."""
     return ApiError(503, "The server is shutting down", code="server_shutdown", retry_after=5)

@@ -36,6 +36,9 @@ NAME_CHARS = 256
 CHOICES = 128
 """`n`, and the prompts of one legacy request."""
 
+TIMEOUT_S = 86_400.0
+"""`timeout_s`, a day."""
+
 MAX_TOKENS = 2**31 - 1
 TOP_K = 2**31 - 1
 REPETITION_PENALTY = 100.0

@@ -16,7 +16,7 @@ SHARED = frozenset(
     {"model", "stream", "stream_options", "sse_ping_interval", "stop", "seed", "max_tokens"}
     | {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"}
     | {"frequency_penalty", "logit_bias", "logprobs", "n", "ignore_eos", "prefix_cache"}
-    | {"priority"}
+    | {"priority", "timeout_s"}
 )
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -35,9 +35,17 @@ def shared_options(fields: Fields, model: ServedModel, logprobs: int) -> dict[st
         "stop": _stop(fields),
         "ignore_eos": fields.boolean("ignore_eos"),
         "prefix_cache": fields.boolean("prefix_cache", default=True),
+        "timeout_s": _timeout(fields),
         "priority": fields.integer("priority", -limits.PRIORITY, limits.PRIORITY) or 0,
         **_streaming(fields, model),
     }
+
+
+def _timeout(fields: Fields) -> float | None:
+    seconds = fields.number("timeout_s", 0.0, limits.TIMEOUT_S)
+    if seconds == 0.0:
+        raise invalid(f"timeout_s must be above 0 and at most {limits.TIMEOUT_S:g}", "timeout_s")
+    return seconds
 
 
 def _streaming(fields: Fields, model: ServedModel) -> dict[str, Any]:

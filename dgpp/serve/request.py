@@ -32,8 +32,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `echo`: members of the body, as JSON, that the answer repeats.
     `max_tokens` None means the server's default, cut to the room the prompt leaves. `n` is the
     choices per prompt; choice `p * n + k` is the k-th of prompt p. `seed` None means a random
-    one. `ping_interval` is in seconds, -1 for no keep-alive comments. `ignored` counts the
-    unknown fields the client sent, for a log line.
+    one. `timeout_s` is how long the whole answer may take. `ping_interval` is in seconds, -1 for
+    no keep-alive comments. `ignored` counts the unknown fields the client sent, for a log line.
     """
 
     id: str
@@ -63,6 +63,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     prefix_cache: bool = True
     priority: int = 0
+    timeout_s: float | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
     ignored: int = 0

@@ -78,7 +78,7 @@ class WholeAnswer:
 
     def __init__(self, request: GenerationRequest, created: int) -> None:
         """`created` is in Unix seconds."""
-        self.account = Accounting(request.choices)
+        self.account = Accounting(request.choices, request.n)
         self._request = request
         self._created = created
         self._messages = [_Message() for _ in range(request.choices)]

@@ -50,7 +50,7 @@ class EventStream(abc.ABC):
         self, request: GenerationRequest, created: int, padding: Padding | None = None
     ) -> None:
         """`created` is in Unix seconds. `padding` is needed where obfuscation is asked for."""
-        self.account = Accounting(request.choices)
+        self.account = Accounting(request.choices, request.n)
         self._wants_usage = request.include_usage
         self._padding = padding if request.include_obfuscation else None
         head: dict[str, Any] = {

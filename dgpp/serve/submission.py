@@ -19,6 +19,7 @@ from dgpp.text.codec import TextCodec
 from dgpp.text.errors import NoTokenizerError, PromptTooLongError, TemplateError, TokenRangeError
 from dgpp.text.messages import Tool
 from dgpp.text.output import OutputOptions
+from dgpp.text.roles import role_boundaries
 
 
 class Submission(NamedTuple):
@@ -64,6 +65,10 @@ def submission(
     for prompt in prompts:
         tokens = len(prompt) // 4
         max_tokens = token_budget(tokens, request.max_tokens, model, param)
+        boundaries = b""
+        if model.cut_tokens:
+            ids = unpack_ids(prompt)
+            boundaries = role_boundaries(ids, codec.role_markers, model.cut_tokens)
         for _ in range(request.n):
             choice = len(submits)
             submits.append(
@@ -76,6 +81,8 @@ def submission(
                     stop_ids=stops,
                     priority=request.priority,
                     grammar=grammar,
+                    boundaries=boundaries,
+                    no_cache=not request.prefix_cache,
                 )
             )
     output = _output(request, codec, model, reasoning=reasoning)

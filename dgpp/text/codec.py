@@ -11,6 +11,7 @@ from dgpp.text.dialect import PLAIN, THINK_OPEN, Dialect, dialect_of
 from dgpp.text.errors import TemplateError
 from dgpp.text.guard import choose_sentinel
 from dgpp.text.messages import Message, Tool, client_texts, template_message, template_tool
+from dgpp.text.roles import role_markers
 from dgpp.text.template import ChatTemplate
 from dgpp.text.tokenizer import Tokenizer
 
@@ -23,7 +24,8 @@ class TextCodec:
     """All that turns a request's text into ids. Safe to use from several threads.
 
     `stop_ids` are the tokenizer's and the control token that ends an answer in the template.
-    `dialect` is how the model marks reasoning and calls, as the template shows it.
+    `dialect` is how the model marks reasoning and calls, as the template shows it, `role_markers`
+    the control tokens with which a role's turn begins.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
@@ -31,6 +33,7 @@ class TextCodec:
         self.template = template
         self.stop_ids = tokenizer.stop_ids | self._end_of_turn()
         self.dialect = self._dialect()
+        self.role_markers = self._role_markers()
 
     @classmethod
     def load(cls, model_dir: str | Path) -> TextCodec:
@@ -88,6 +91,15 @@ class TextCodec:
         if template is None:
             return PLAIN
         return dialect_of(lambda messages: template.render(messages, self.tokenizer.named))
+
+    def _role_markers(self) -> frozenset[int]:
+        template = self.template
+        if template is None:
+            return frozenset()
+        named = self.tokenizer.named
+        return role_markers(
+            lambda turns: template.render(turns, named), self.tokenizer.special_guard
+        )
 
     def _end_of_turn(self) -> frozenset[int]:
         """What the template puts behind an answer: the first special token there."""

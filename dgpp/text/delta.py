@@ -74,7 +74,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     the model wrote them. `completion_tokens` counts all tokens of the choice so far, hidden ones
     and the end token included. `finish` is set on the last delta of a choice and on no other:
     `stop`, `length` or `tool_calls`. `reasoning_tokens` counts those up to the end of the
-    reasoning. `stop` is the stop string that ended the choice, when one did.
+    reasoning. `stop` is the stop string that ended the choice, when one did. `cached_tokens` of the
+    prompt came from the prefix cache, `decoded_tokens` of them as decode wrote them.
     """
 
     id: str
@@ -85,6 +86,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     finish: str | None = None
     reasoning_tokens: int = 0
     stop: str | None = None
+    cached_tokens: int = 0
+    decoded_tokens: int = 0
 
     @property
     def text(self) -> str:

@@ -67,7 +67,8 @@ class OutputStream:
 
     `completion_tokens` counts tokens up to the end token, or the one that completed a stop
     string. `stop_found` is set where a stop string ended the text: the engine does not know yet.
-    `finished` is set after the last delta; whatever is fed then is dropped.
+    `finished` is set after the last delta; whatever is fed then is dropped. `cached_tokens` and
+    `decoded_tokens` are passed on as they are set.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class OutputStream:
             options = OutputOptions(stop=tuple(options))
         self.completion_tokens = 0
         self.reasoning_tokens = 0
+        self.cached_tokens = 0
+        self.decoded_tokens = 0
         self.stop_found = False
         self.finished = False
         self._table = table
@@ -143,6 +146,8 @@ class OutputStream:
             self._reason(finish),
             self.reasoning_tokens,
             router.stopped_by.decode() if self.stop_found else None,
+            self.cached_tokens,
+            self.decoded_tokens,
         )
 
     def _reason(self, finish: Finish) -> str | None:

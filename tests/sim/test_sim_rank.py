@@ -46,6 +46,7 @@ def boot(request, tmp_path_factory):
         script=str(script),
         max_concurrency=3,
         kv_capacity=1024,
+        prefix_min_tokens=64,
         queue_limit=6,
         admission_gather_ms=2,
         step_ms=1.0,

@@ -6,7 +6,14 @@ import pytest
 
 from dgpp.config.resolve import resolve
 from dgpp.config.site import SiteSettings
-from dgpp.log_lines import Interval, Retirement, admitted_line, ready_line, startup_lines
+from dgpp.log_lines import (
+    Interval,
+    Retirement,
+    admitted_line,
+    missed_line,
+    ready_line,
+    startup_lines,
+)
 
 
 def test_ready():
@@ -23,6 +30,25 @@ def test_admitted():
         "r1-0 admitted to slot 2: prompt 12 tok (4 cached), at most 64 more, queued 1 ms"
     )
     assert line.fields["slot"] == 2
+    line = admitted_line(
+        "r1-0",
+        slot=2,
+        prompt_tokens=12,
+        max_tokens=64,
+        cached_tokens=8,
+        queue_ms=1.4,
+        decoded_tokens=4,
+    )
+    assert "(8 cached, 4 of them as decode wrote them)" in line.text
+
+
+def test_a_miss_says_why():
+    assert missed_line("r1-0", 0, "the cache is empty").text == (
+        "r1-0 prefix cache: the cache is empty"
+    )
+    assert missed_line("r1-0", 64, "nothing is cached beyond its first 64 tokens").text == (
+        "r1-0 prefix cache: 64 tok, no more: nothing is cached beyond its first 64 tokens"
+    )
 
 
 def test_retirement():
@@ -71,6 +97,10 @@ def test_statistics():
         prefill_tokens=1500,
         prefill_s=1.0,
         cached_tokens=100,
+        cache_hits=2,
+        cache_lookups=3,
+        cache_entries=5,
+        cache_slots=43,
         live=2,
         queued=1,
         blocks_used=12,
@@ -83,8 +113,8 @@ def test_statistics():
     assert line.text == (
         "stats: rank 0 | 10.0 s | decode 200.0 tok/s, 5.0 ms/tok, 10.0 ms/step "
         "(500 steps / 1000 tok, 50 % of wall) | prefill 3 prompts / 1500 tok, 1500 tok/s "
-        "(10 % of wall), cached 100 tok | live 2, queued 1 | pool 12/256 blocks | "
-        "requests +4 (1 shed, 2 cancelled)"
+        "(10 % of wall), cached 100 tok (2/3 hit) | live 2, queued 1 | pool 12/256 blocks | "
+        "prefix cache 5/43 entries | requests +4 (1 shed, 2 cancelled)"
     )
     assert line.fields["decode_tokens"] == 1000
     assert not interval.idle
@@ -107,13 +137,6 @@ def test_startup_names_what_was_decided():
     assert "engine keys set: kv_capacity 16384, model_alias demo" in text
     assert lines[0].fields["served"] == "demo"
     assert "beyond this host" not in text
-    assert "there is no prefix cache yet" in text
-
-
-def test_startup_is_silent_about_a_prefix_cache_that_is_off():
-    document = {"model": "m", "engine": {"prefix_cache_gib": 0}}
-    lines = startup_lines(resolve(document, "f", site=SiteSettings()), "0.1.0")
-    assert not any("there is no prefix cache" in line.text for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paper_engine import PaperEngine
+
 from dgpp.sched.outcomes import Admitted, Outcome
 from dgpp.sched.plan import FED, Plan
 from dgpp.sched.request import Record, Submit, pack_ids
@@ -13,6 +15,11 @@ from dgpp.sched.scheduler import Scheduler, Step
 from dgpp.sched.verdict import Finish, SlotVerdict, Verdict, commit
 
 Tokens = Callable[[Submit, int], list[int]]
+
+
+def PLAIN(request: Submit, produced: int) -> list[int]:
+    """One token a step, always the same."""
+    return [1]
 
 
 def submit(choice_id: str, prompt: int, max_tokens: int, priority: int = 0, **rest) -> Submit:
@@ -44,14 +51,16 @@ class Driver:
     """Ticks `scheduler` and answers its plans, by `tokens(submit, produced)`, as late as it may.
 
     `picks(submit, produced)` says whether the engine picks that token itself; above depth 0 alone.
-    `void` counts rows that said nothing.
+    `void` counts rows that said nothing. `single`: `tokens` gives one token a step.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        tokens: Tokens = lambda s, n: [1],
+        tokens: Tokens = PLAIN,
         picks: Callable[[Submit, int], bool] = lambda s, n: True,
+        *,
+        single: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.outcomes: list[Outcome] = []
@@ -59,10 +68,13 @@ class Driver:
         self.answers: dict[str, list[int]] = {}
         self.void = 0
         self._depth = scheduler.limits.depth
+        # Steps of several tokens feed drafts that no plan names.
+        self._plain = single or tokens is PLAIN or self._depth > 0
         self._tokens = tokens
         self._picks = picks
         self._ticks = 0
         self._out: deque[Plan] = deque()
+        self.engine = PaperEngine(scheduler.limits)
         self._holders: dict[int, Holder] = {}
 
     def tick(
@@ -82,10 +94,15 @@ class Driver:
         for _ in range(most):
             if not self.scheduler.has_work:
                 return
-            assert self.tick().plan is not None
+            # Under `grow` the one row that was due ahead may wait for blocks of a choice that ends.
+            ahead = self.scheduler.outstanding is not None
+            assert self.tick().plan is not None or ahead
         raise AssertionError(f"work remains after {most} ticks")
 
     def _answer(self, plan: Plan) -> None:
+        picks = {slot: holder.pick for slot, holder in self._holders.items()}
+        if not self.scheduler.limits.max_drafts and self._plain:
+            self.engine.run(plan, {slot: -7 if p is None else p for slot, p in picks.items()})
         for slot in plan.closes:
             del self._holders[slot]
         for opened in plan.opens:

@@ -269,6 +269,6 @@ def test_operation_lines_and_their_fold():
     assert run(4).digest() != first
 
 
-def test_grow_is_refused_by_name():
+def test_an_unknown_admission_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"engine\.admission"):
-        Scheduler(LIMITS, admission="grow")
+        Scheduler(LIMITS, admission="half")

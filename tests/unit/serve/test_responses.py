@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
@@ -66,8 +67,10 @@ def test_first_event_brings_the_role_and_only_before_output() -> None:
 @KINDS
 def test_usage_is_one_last_event_and_null_before_vllm_7262(kind: str) -> None:
     stream = event_stream(request(kind, include_usage=True, n=2), 0)
-    stream.account.prompt(10, 4)
-    data = stream.events(delta(1, 1, "b")) + stream.events(delta(0, 3, "a", "length"))
+    stream.account.prompt(10)
+    # The second choice found what the first had read: the prompt is counted once all the same.
+    first = structs.replace(delta(0, 3, "a", "length"), cached_tokens=4, decoded_tokens=1)
+    data = stream.events(structs.replace(delta(1, 1, "b"), cached_tokens=9)) + stream.events(first)
     assert not stream.account.done
     data += stream.events(delta(1, 5, "", "stop")) + stream.end()
     assert stream.account.done
@@ -78,7 +81,7 @@ def test_usage_is_one_last_event_and_null_before_vllm_7262(kind: str) -> None:
         "prompt_tokens": 10,
         "completion_tokens": 8,
         "total_tokens": 18,
-        "prompt_tokens_details": {"cached_tokens": 4},
+        "prompt_tokens_details": {"cached_tokens": 4, "cached_decoded_tokens": 1},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert done == b"[DONE]"

@@ -1,0 +1,181 @@
+"""Cold, cached, or evicted and read again: the same logits bit for bit, for every kind of state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving_loop import Answer, Loop
+from toy_family import CONFIG, FAMILY
+
+from dgpp.checkpoint.checkpoint import Checkpoint
+from dgpp.engine.base import EngineLimits
+from dgpp.engine.model_engine import DummyModel, ModelEngine
+from dgpp.models import registry
+from dgpp.sample.params import SamplingParams
+from dgpp.sched.request import Submit, pack_ids
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+VOCAB = {"toy": 128, "glm-4.7-bf16": 512, "mimo-bf16": 512}
+LIMITS = EngineLimits(
+    slots=4,
+    vocab_size=512,
+    position_ceiling=256,
+    block_tokens=16,
+    blocks=64,
+    chunk_align=16,
+    chunk_limit=64,
+    candidates=8,
+    snapshots=24,
+)
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=1.0)
+
+
+@pytest.fixture(scope="module", params=sorted(VOCAB))
+def make(request, backend_name):
+    """make(**changes): an engine of the family with LIMITS but for `changes`."""
+    name = request.param
+    if name == "toy":
+        if backend_name != "cpu":
+            pytest.skip("the toy family computes with NumPy")
+        registry.FAMILIES["toy"] = FAMILY
+        source = DummyModel(CONFIG)
+    else:
+        source = Checkpoint(FIXTURES / name)
+    probe = ModelEngine(
+        source, msgspec.structs.replace(LIMITS, snapshots=0, vocab_size=VOCAB[name]), 2,
+        backend=backend_name,
+    )  # fmt: skip
+    owned = probe.pools.snapshot_bytes
+    engines: dict[tuple, ModelEngine] = {}
+
+    def engine(**changes) -> ModelEngine:
+        key = tuple(sorted(changes.items()))
+        if key not in engines:
+            limits = {"vocab_size": VOCAB[name], "snapshot_bytes": owned, **changes}
+            engines[key] = ModelEngine(
+                source, msgspec.structs.replace(LIMITS, **limits), 2, backend=backend_name
+            )
+        return engines[key]
+
+    yield engine
+    registry.FAMILIES.pop("toy", None)
+
+
+def text(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 128, length).tolist()
+
+
+def ask(name: str, prompt: list[int], most: int = 5, marks=(), **rest) -> Submit:
+    boundaries = pack_ids(sorted(m for m in marks if 0 < m < len(prompt)))
+    rest = {"sampling": GREEDY, "boundaries": boundaries, **rest}
+    return Submit(f"{name}-0", pack_ids(prompt), most, **rest)
+
+
+def cold(make, *submits: Submit) -> list[Answer]:
+    """Each alone on an engine that keeps nothing."""
+    found = []
+    for submit in submits:
+        loop = Loop(make(snapshots=0), prefill_budget_tokens=0)
+        found += loop.serve(submit)
+    return found
+
+
+def same(got: Answer, wanted: Answer) -> None:
+    assert got.tokens == wanted.tokens
+    np.testing.assert_array_equal(np.stack(got.logits), np.stack(wanted.logits))
+
+
+def test_the_next_turn_of_a_conversation(make):
+    loop = Loop(make())
+    first = ask("a", text(1, 45), 20, marks=(20, 44))
+    (answer,) = loop.serve(first)
+    same(answer, *cold(make, first))
+    prompt = [*text(1, 45), *answer.tokens, *text(2, 13)]
+    second = ask("b", prompt, marks=(20, 44, 65, 77))
+    (hot,) = loop.serve(second)
+    # 45 + 19 tokens were fed; the last cut is at 64 and holds rows that decode wrote.
+    assert hot.cached == 64
+    same(hot, *cold(make, second))
+
+
+@pytest.mark.parametrize("budget", [16, 48, 0, -1])
+def test_every_budget_reads_alike(make, budget):
+    prompts = [text(1, 100), [*text(1, 70), *text(3, 40)], text(1, 100), [*text(1, 100), 5, 6]]
+    submits = [ask(f"r{i}", p, 3, marks=(33, 70, 96)) for i, p in enumerate(prompts)]
+    loop = Loop(make(), prefill_budget_tokens=budget)
+    for submit, wanted in zip(submits, cold(make, *submits), strict=True):
+        same(*loop.serve(submit), wanted)
+    assert loop.scheduler.statistics().cache.counters.hits >= 2
+
+
+def test_evicted_and_read_again(make):
+    loop = Loop(make(blocks=18, snapshots=3))
+    submits = [ask(f"r{i}", text(50 + i % 5, 80 + i % 3), 3, marks=(40, 75)) for i in range(15)]
+    for submit, wanted in zip(submits, cold(make, *submits), strict=True):
+        same(*loop.serve(submit), wanted)
+    assert loop.scheduler.statistics().cache.counters.evictions > 3
+
+
+def test_choices_of_one_prompt_and_strangers_side_by_side(make):
+    loop = Loop(make(), prefill_budget_tokens=16)
+    prompt = text(4, 75)
+    submits = [
+        *(ask(f"n{k}", prompt, 12, marks=(60,), sampling=SAMPLED, seed=k) for k in range(3)),
+        ask("other", text(5, 50), 9),
+        ask("more", [*prompt, *text(6, 20)], 9, marks=(60, 80)),
+    ]
+    for got, wanted in zip(loop.serve(*submits), cold(make, *submits), strict=True):
+        same(got, wanted)
+
+
+def test_a_prompt_given_up_halfway_is_read_on_from_there(make):
+    loop = Loop(make(), prefill_budget_tokens=16)
+    prompt = text(7, 120)
+    loop.tick(ask("a", prompt, marks=(100,)))
+    for _ in range(3):
+        loop.tick()
+    loop.tick(cancels=("a-0",))
+    second = ask("b", prompt, marks=(100,))
+    same(*loop.serve(second), *cold(make, second))
+
+
+def test_cuts_inside_blocks(make):
+    loop = Loop(make(chunk_align=4, block_tokens=16))
+    first = ask("a", text(8, 39), 8, marks=(22, 37))
+    (answer,) = loop.serve(first)
+    second = ask("b", [*text(8, 39), *answer.tokens, *text(9, 9)])
+    third = ask("c", [*text(8, 38), *text(10, 20)])
+    for submit in (second, third, second):
+        named = msgspec.structs.replace(submit, id=f"{submit.id[0]}{loop._ticks}-0")
+        (got,) = loop.serve(named)
+        same(got, *cold(make, submit))
+    assert loop.scheduler.statistics().cache.counters.hits >= 2
+
+
+TURN = st.tuples(
+    st.integers(0, 2), st.integers(1, 60), st.integers(1, 8), st.booleans(), st.booleans()
+)
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(TURN, min_size=2, max_size=7), st.sampled_from(["full", "grow"]))
+def test_any_conversation_is_what_it_would_be_cold(make, turns, mode):
+    loop = Loop(make(blocks=24, snapshots=5), admission=mode, admission_window=16)
+    talks: dict[int, list[int]] = {}
+    marks: dict[int, list[int]] = {}
+    for number, (who, more, most, keep, again) in enumerate(turns):
+        tokens = talks.setdefault(who, text(90 + who, 20))
+        marks.setdefault(who, []).append(len(tokens))
+        prompt = [*tokens, *text(number, more)][:190]
+        submit = ask(f"t{number}", prompt, most, marks[who], no_cache=not keep and again)
+        (got,) = loop.serve(submit)
+        same(got, *cold(make, submit))
+        talks[who] = prompt if again else [*prompt, *got.tokens]
