@@ -94,7 +94,8 @@ class Weather(BaseModel):
 
 def test_structured_outputs_parse(serve, model_dir):
     babbling = serve(
-        script=[{"ids": Tokenizer.load(model_dir).encode("so</think>")}], model=str(model_dir)
+        script=[{"ids": Tokenizer.load(model_dir).encode("so</think>", controls=True)}],
+        model=str(model_dir),
     )
     with openai.OpenAI(base_url=babbling.base + "/v1", api_key="none", max_retries=0) as client:
         messages = [{"role": "user", "content": "x"}]
