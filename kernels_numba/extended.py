@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from kernels_numba.backend import Attention, Backend, Norm, Rows, Tensor
+import numpy as np
+
+from kernels_numba.backend import Attention, Backend, I32Array, Matrix, Norm, Rows, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,56 @@ class DeltaRule:
     def qkv_width(self) -> int:
         """Values of a row [q | k | v]."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotary turning of `2 · half` values of each of `heads`, `at` values into a head of `width`.
+
+    `pairs`: values 2i and 2i + 1 turn together, else i and half + i.
+    """
+
+    angles: Tensor
+    heads: int
+    width: int
+    at: int
+    half: int
+    pairs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """`heads` queries of `width` against one row per position, whose first `value_dim` values are
+    what is summed."""
+
+    heads: int
+    width: int
+    value_dim: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Heads that score cached keys: Σ_h w_h · weight_scale · relu(scale · q_h · k); the `top` best
+    are attended to. There is a key per `every` tokens, visible once they are all there."""
+
+    heads: int
+    dim: int
+    top: int
+    scale: float
+    weight_scale: float
+    every: int = 1
+
+
+class Selection:
+    """What each row of a step attends to: indices int32 [capacity, top] ascending, counts int32
+    [capacity]; beyond a row's count the indices mean nothing."""
+
+    handle: Any = None
+
+    def __init__(self, capacity: int, top: int) -> None:
+        self.indices: I32Array = np.zeros((capacity, top), np.int32)
+        self.counts: I32Array = np.zeros(capacity, np.int32)
 
 
 @runtime_checkable
@@ -142,3 +194,73 @@ class ExtendedBackend(Backend, Protocol):
 
     def gate(self, rows: Rows, x: Tensor, gate: Tensor, at: int) -> None:
         """x[r] *= σ(gate[r, at …]), as many values as x has."""
+
+    def selection(self, top: int) -> Selection:
+        """Room for what the rows of a step attend to."""
+
+    def read_selection(self, selection: Selection, count: int) -> I32Array:
+        """int32 [count, top] on the host: the first rows' indices, -1 beyond their counts."""
+
+    def layer_norm(
+        self, rows: Rows, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
+    ) -> None:
+        """out[r] = (x[r] − mean) / √(variance + eps) · weight + bias."""
+
+    def rotate(self, rows: Rows, x: Tensor, rotation: Rotation, *, inverse: bool = False) -> None:
+        """Turn parts of x's heads in place, by the rows' positions; `inverse` turns them back."""
+
+    def copy_heads(
+        self,
+        rows: Rows,
+        x: Tensor,
+        source: tuple[int, int],
+        heads: int,
+        width: int,
+        out: Tensor,
+        target: tuple[int, int],
+    ) -> None:
+        """`width` values of each head, from `source` to `target`: (values per head, values before
+        those that are meant)."""
+
+    def store_rows(self, rows: Rows, x: Tensor, store: Any) -> None:
+        """Row r of x becomes the row of its position in its slot's blocks of `store`."""
+
+    def grouped_linear(
+        self, rows: Rows, x: Tensor, matrix: Matrix, groups: int, out: Tensor
+    ) -> None:
+        """out[r, g] = M_g · x[r, g]: rows of the matrix and values of x shared out to `groups`."""
+
+    def grouped_sum(
+        self,
+        rows: Rows,
+        x: Tensor,
+        stride: int,
+        matrix: Matrix,
+        groups: int,
+        out: Tensor,
+        width: int,
+    ) -> None:
+        """out[r, g] = M_gᵀ x[r, g]; groups of x are `stride` values apart, those of out `width`."""
+
+    def index_select(
+        self,
+        rows: Rows,
+        queries: Tensor,
+        weights: Tensor,
+        index: Index,
+        keys: Any,
+        selection: Selection,
+    ) -> None:
+        """Per row the best keys of its slot up to its own position, the lower first of equals."""
+
+    def attend_latent(
+        self,
+        rows: Rows,
+        queries: Tensor,
+        attention: LatentAttention,
+        store: Any,
+        selection: Selection | None,
+        out: Tensor,
+    ) -> None:
+        """out[r] = attention of row r's heads over the rows of its slot that were selected, or over
+        all up to its own position."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from kernels_numba.backend import Attention, Norm, Rows, head_width
 from kernels_numba.cpu import conv as conv_kernels
 from kernels_numba.cpu import delta as delta_kernels
 from kernels_numba.cpu import rotary as rotary_kernels
 from kernels_numba.cpu import window as window_kernels
-from kernels_numba.cpu.memory import Block, allocate, grown, padded
+from kernels_numba.cpu.latents import CpuLatents
+from kernels_numba.cpu.memory import Block, padded
 from kernels_numba.cpu.row_handle import RowHandle
-from kernels_numba.cpu.span import SPAN
+from kernels_numba.cpu.scratch import Scratch
 from kernels_numba.cpu.store import CpuStore
 from kernels_numba.extended import BlockConvolution, Convolution, DeltaRule
-from kernels_numba.weights import VECTOR
 
 
 def address_of(vector: Block | None) -> int:
@@ -31,35 +29,7 @@ def head_norms(attention: Attention) -> tuple[int, int, float]:
     )
 
 
-class Scratch:
-    """Room for one task per core."""
-
-    def __init__(self, cores: int) -> None:
-        self._cores = cores
-        self._block = Block(allocate((cores, VECTOR), np.float32))
-
-    def room(self, attention: Attention) -> int:
-        """Make room for tasks of `attention`; float32 values of one state."""
-        group = attention.heads // attention.kv_heads
-        state = group * (padded(attention.values) + VECTOR)
-        self.floats(2 * state + group * SPAN)
-        return state
-
-    def floats(self, count: int) -> Block:
-        """Room for `count` float32 values per task."""
-        self._block = grown(self._block, self._cores, count)
-        return self._block
-
-    @property
-    def address(self) -> int:
-        return self._block.address
-
-    @property
-    def stride(self) -> int:
-        return self._block.stride
-
-
-class CpuExtended:
+class CpuExtended(CpuLatents):
     """Implements what `kernels_numba.extended.ExtendedBackend` has beyond a Backend."""
 
     def __init__(self, cores: int) -> None:

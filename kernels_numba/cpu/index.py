@@ -1,0 +1,83 @@
+"""Which cached rows a query attends to: scores of index keys, and the exact best of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels_numba.cpu.dot import dot_f32_block
+from kernels_numba.cpu.pointers import view_f32, view_i32
+from kernels_numba.cpu.scalar import fma32
+from kernels_numba.cpu.span import SPAN
+from kernels_numba.jit import get_thread_id, kernel, prange
+
+
+@kernel()
+def _score_row(
+    query: int, weights: int, heads: int, padded: int, scale: float, weight_scale: float,
+    table: int, block_rows: int, keys: int, line: int, total: int, dots: int, scores: int,
+) -> None:  # fmt: skip
+    """scores[n] = Σ_h (w_h · weight_scale) · relu(scale · q_h · k_n), heads in order."""
+    weight = view_f32(weights, heads)
+    out = view_f32(scores, total)
+    blocks = view_i32(table, (total + block_rows - 1) // block_rows)
+    for first in range(0, total, block_rows):
+        base = keys + blocks[first // block_rows] * block_rows * line
+        held = min(block_rows, total - first)
+        for start in range(0, held, SPAN):
+            count = min(SPAN, held - start)
+            dot_f32_block(query, 4 * padded, heads, base + start * line, line, count, padded, dots,
+                          4 * SPAN)  # fmt: skip
+            for n in range(count):
+                out[first + start + n] = np.float32(0.0)
+            for h in range(heads):
+                dot = view_f32(dots + 4 * SPAN * h, count)
+                factor = np.float32(weight[h] * np.float32(weight_scale))
+                for n in range(count):
+                    value = max(dot[n] * np.float32(scale), np.float32(0.0))
+                    out[first + start + n] = fma32(factor, value, out[first + start + n])
+
+
+@kernel()
+def _take_best(scores: int, total: int, top: int, chosen: int, count: int) -> None:
+    """Indices of the `top` best scores, the lower index first among equals, in ascending order;
+    all of them where there are no more; and how many they are."""
+    value = view_f32(scores, total)
+    out = view_i32(chosen, top)
+    held = view_i32(count, 1)
+    held[0] = min(total, top)
+    if total <= top:
+        for n in range(total):
+            out[n] = n
+        return
+    least = np.partition(value, total - top)[total - top]
+    above = 0
+    for n in range(total):
+        if value[n] > least:
+            above += 1
+    equal = top - above
+    taken = 0
+    for n in range(total):
+        if value[n] > least or (value[n] == least and equal > 0):
+            if value[n] == least:
+                equal -= 1
+            out[taken] = n
+            taken += 1
+
+
+@kernel(parallel=True)
+def index_select(
+    queries: int, query_stride: int, weights: int, weight_stride: int, rows: int, positions: int,
+    slots: int, tables: int, table_width: int, every: int, heads: int, padded: int, scale: float,
+    weight_scale: float, block_rows: int, keys: int, line: int, top: int, selected: int,
+    counts: int, scratch: int, scratch_stride: int,
+) -> None:  # fmt: skip
+    """selected[r] = the best `top` of the ⌊(position + 1) / every⌋ keys that row r may see."""
+    for r in prange(rows):
+        total = int(view_i32(positions, rows)[r] + 1) // every
+        dots = scratch + get_thread_id() * scratch_stride
+        scores = dots + 4 * heads * SPAN
+        table = tables + 4 * table_width * view_i32(slots, rows)[r]
+        _score_row(queries + r * query_stride, weights + r * weight_stride, heads, padded, scale,
+                   weight_scale, table, block_rows, keys, line, total, dots, scores)  # fmt: skip
+        # A store in the loop's own body, through a view of its own, would count as dead.
+        _take_best(scores, total, top, selected + 4 * top * r, counts + 4 * r)

@@ -1,0 +1,146 @@
+"""The CPU backend's operations over latents: rotation, selection, grouped products, attention."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels_numba.backend import I32Array, Rows
+from kernels_numba.cpu import grouped as grouped_kernels
+from kernels_numba.cpu import heads as head_kernels
+from kernels_numba.cpu import index as index_kernels
+from kernels_numba.cpu import latent as latent_kernels
+from kernels_numba.cpu.matrix import CpuMatrix
+from kernels_numba.cpu.memory import Block, padded
+from kernels_numba.cpu.row_handle import RowHandle
+from kernels_numba.cpu.scratch import Scratch
+from kernels_numba.cpu.span import SPAN
+from kernels_numba.cpu.store import CpuStore
+from kernels_numba.extended import Index, LatentAttention, Rotation, Selection
+from kernels_numba.weights import VECTOR
+
+
+class CpuLatents:
+    """Part of what `kernels_numba.extended.ExtendedBackend` has beyond a Backend."""
+
+    capacity: int
+    _scratch: Scratch
+
+    def selection(self, top: int) -> Selection:
+        held = Selection(self.capacity, top)
+        held.handle = (int(held.indices.ctypes.data), int(held.counts.ctypes.data), top)
+        return held
+
+    def read_selection(self, selection: Selection, count: int) -> I32Array:
+        indices = selection.indices[:count].copy()
+        beyond = np.arange(indices.shape[1]) >= selection.counts[:count, None]
+        indices[beyond] = -1
+        return indices
+
+    def layer_norm(
+        self, rows: Rows, x: Block, weight: Block, bias: Block, eps: float, out: Block
+    ) -> None:
+        head_kernels.layer_norm(
+            x.address, x.stride, rows.count, weight.address, bias.address, x.width, eps,
+            out.address, out.stride,
+        )  # fmt: skip
+
+    def rotate(self, rows: Rows, x: Block, rotation: Rotation, *, inverse: bool = False) -> None:
+        turn = rotation
+        head_kernels.rotate_heads(
+            x.address, x.stride, rows.count, rows.handle.metadata[0], turn.heads,
+            4 * turn.width, 4 * turn.at, turn.half, int(turn.pairs), int(inverse),
+            turn.angles.address,
+        )  # fmt: skip
+
+    def copy_heads(
+        self,
+        rows: Rows,
+        x: Block,
+        source: tuple[int, int],
+        heads: int,
+        width: int,
+        out: Block,
+        target: tuple[int, int],
+    ) -> None:
+        head_kernels.copy_heads(
+            x.address, x.stride, rows.count, heads, 4 * source[0], 4 * source[1], width,
+            out.address, out.stride, 4 * target[0], 4 * target[1],
+        )  # fmt: skip
+
+    def store_rows(self, rows: Rows, x: Block, store: CpuStore) -> None:
+        handle: RowHandle = rows.handle
+        block_rows, line = store.lines
+        head_kernels.store_rows(
+            x.address, x.stride, rows.count, *handle.metadata, store.width, block_rows,
+            store.address, line,
+        )  # fmt: skip
+
+    def grouped_linear(
+        self, rows: Rows, x: Block, matrix: CpuMatrix, groups: int, out: Block
+    ) -> None:
+        columns = matrix.rows // groups
+        panels = self._scratch.floats(columns * matrix.depth)
+        grouped_kernels.grouped_linear(
+            matrix.dot, x.address, x.stride, rows.count, *matrix.weights, groups, columns,
+            matrix.depth, 4 * matrix.columns, out.address, out.stride, panels.address,
+            panels.stride,
+        )  # fmt: skip
+
+    def grouped_sum(
+        self,
+        rows: Rows,
+        x: Block,
+        stride: int,
+        matrix: CpuMatrix,
+        groups: int,
+        out: Block,
+        width: int,
+    ) -> None:
+        panels = self._scratch.floats(grouped_kernels.PANEL_ROWS * matrix.depth)
+        grouped_kernels.grouped_sum(
+            matrix.widen, x.address, x.stride, rows.count, *matrix.weights, groups,
+            matrix.rows // groups, matrix.depth, 4 * stride, out.address, out.stride, 4 * width,
+            panels.address, panels.stride,
+        )  # fmt: skip
+
+    def index_select(
+        self,
+        rows: Rows,
+        queries: Block,
+        weights: Block,
+        index: Index,
+        keys: CpuStore,
+        selection: Selection,
+    ) -> None:
+        handle: RowHandle = rows.handle
+        indices, counts, top = selection.handle
+        block_rows, line = keys.lines
+        most = rows.tables.shape[1] * block_rows
+        scratch = self._scratch.floats(index.heads * SPAN + most)
+        index_kernels.index_select(
+            queries.address, queries.stride, weights.address, weights.stride, rows.count,
+            *handle.metadata, index.every, index.heads, padded(index.dim), index.scale,
+            index.weight_scale, block_rows, keys.address, line, top, indices, counts,
+            scratch.address, scratch.stride,
+        )  # fmt: skip
+
+    def attend_latent(
+        self,
+        rows: Rows,
+        queries: Block,
+        attention: LatentAttention,
+        store: CpuStore,
+        selection: Selection | None,
+        out: Block,
+    ) -> None:
+        handle: RowHandle = rows.handle
+        indices, counts, top = (0, 0, 0) if selection is None else selection.handle
+        block_rows, line = store.lines
+        width, values = padded(attention.width), padded(attention.value_dim)
+        heads = latent_kernels.TASK_HEADS
+        scratch = self._scratch.floats(2 * heads * (values + VECTOR) + SPAN * (heads + width))
+        latent_kernels.attend_latent(
+            queries.address, queries.stride, rows.count, *handle.metadata, indices, counts, top,
+            attention.heads, width, attention.value_dim, values, block_rows, attention.scale,
+            store.address, line, out.address, out.stride, scratch.address, scratch.stride,
+        )  # fmt: skip
