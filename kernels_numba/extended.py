@@ -201,10 +201,13 @@ class ExtendedBackend(Backend, Protocol):
     def read_selection(self, selection: Selection, count: int) -> I32Array:
         """int32 [count, top] on the host: the first rows' indices, -1 beyond their counts."""
 
+    def norm_part(self, rows: Rows, x: Tensor, norm: Norm, out: Tensor) -> None:
+        """out[r, :n] = norm(x[r, :n]), n being the norm's own width, which is whole vectors."""
+
     def layer_norm(
         self, rows: Rows, x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
     ) -> None:
-        """out[r] = (x[r] − mean) / √(variance + eps) · weight + bias."""
+        """out[r] = (x[r] − mean) / √(variance + eps) · weight + bias; out may be x."""
 
     def rotate(self, rows: Rows, x: Tensor, rotation: Rotation, *, inverse: bool = False) -> None:
         """Turn parts of x's heads in place, by the rows' positions; `inverse` turns them back."""

@@ -14,6 +14,7 @@ from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import FED, DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 from kernels_numba.backend import Routes, Rows, Tensor
+from kernels_numba.extended import Selection
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -95,6 +96,9 @@ class ExpertCount:
 
     def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
         """Nothing is kept."""
+
+    def selected(self, layer: int, rows: Rows, selection: Selection) -> None:
+        """Nor is what sparse layers attend to."""
 
     def routed(self, layer: int, rows: Rows, routes: Routes) -> None:
         ids, _ = self._backend.read_routes(routes, rows.count)

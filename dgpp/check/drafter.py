@@ -28,6 +28,7 @@ from dgpp.sched.plan import Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 from dgpp.state.pools import StatePools
 from kernels_numba.backend import Routes, Rows, Tensor
+from kernels_numba.extended import Selection
 
 F32Array = npt.NDArray[np.float32]
 ARRAYS = ("ids", "taps", "anchor_pos", "anchor_id", "draft_ids", "cand_ids", "cand_logits")
@@ -130,6 +131,9 @@ class _Watch:
 
     def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
         self._run.hidden_of(index - 1, rows, x)
+
+    def selected(self, layer: int, rows: Rows, selection: Selection) -> None:
+        """Nor is what sparse layers attend to."""
 
     def routed(self, layer: int, rows: Rows, routes: Routes) -> None:
         """Expert choices are no concern of a drafter."""

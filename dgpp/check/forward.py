@@ -71,6 +71,20 @@ def _compare_routes(judge: Judge, taps: Taps, expected: Expected) -> tuple[bool,
     return equal, worst
 
 
+def _compare_selections(judge: Judge, taps: Taps, layers: Array, wanted: Array, name: str) -> bool:
+    """Whether every row of every sparse layer attends to the reference's positions."""
+    found, equal = taps.selections(), True
+    if list(found) != [int(layer) for layer in layers]:
+        judge.failures.append(f"{name}: layers {list(found)}, expected {layers.tolist()}")
+        return False
+    for place, (layer, selected) in enumerate(found.items()):
+        if not np.array_equal(selected, wanted[place]):
+            equal = False
+            if judge.rule == "float32":
+                judge.failures.append(f"{name} of layer {layer}: not identical")
+    return equal
+
+
 def _compare_layers(
     judge: Judge, states: list[Array], expected: Expected, *, alone: bool
 ) -> list[LayerError]:
@@ -111,6 +125,10 @@ def _compare_drafts(
         worst = max(worst, judge.near("draft chain", chain, expected["mtp_chain_logits"]))
         if not np.array_equal(trace.chain_ids, expected["mtp_chain_ids"]):
             judge.failures.append(f"draft chain: tokens {trace.chain_ids}, not the reference's")
+    if "mtp_selected" in expected:
+        layer = np.array(list(trace.draft_taps.selections()))
+        wanted_rows = expected["mtp_selected"][None]
+        _compare_selections(judge, trace.draft_taps, layer, wanted_rows, "draft selection")
     if "mtp_router_ids" not in expected:
         return worst, True
     ids, _ = trace.draft_taps.routes(trace.draft_taps.moe_layers[0])
@@ -244,6 +262,10 @@ def check_checkpoint(
     prompt = np.concatenate(trace.logits)
     logits = judge.logits(prompt, expected["logits"])
     router_equal, router_weights = _compare_routes(judge, taps, expected)
+    selected_equal = True
+    if "selected" in expected:
+        sparse, wanted = expected["sparse_layers"], expected["selected"]
+        selected_equal = _compare_selections(judge, taps, sparse, wanted, "selection")
     layers = _compare_layers(judge, states, expected, alone=alone)
     final = 0.0
     if "final_norm" in expected:
@@ -267,7 +289,7 @@ def check_checkpoint(
         final_norm_max_abs=final,
         router_equal=router_equal,
         router_weights_max_abs=router_weights,
-        selected_equal=True,
+        selected_equal=selected_equal,
         mtp_max_abs=mtp,
         mtp_router_equal=mtp_router,
         ok=not judge.failures,

@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dgpp.engine.model_engine import ModelEngine
+from dgpp.models.layers.extended import extended
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 from kernels_numba.backend import Routes, Rows, Tensor
+from kernels_numba.extended import Selection
 
 F32Array = npt.NDArray[np.float32]
 SLOT = 1
@@ -28,6 +30,7 @@ class Taps:
         self._hidden: dict[int, list[F32Array]] = defaultdict(list)
         self._ids: dict[int, list[npt.NDArray[np.int32]]] = defaultdict(list)
         self._weights: dict[int, list[F32Array]] = defaultdict(list)
+        self._selected: dict[int, list[npt.NDArray[np.int32]]] = defaultdict(list)
         self._gaps: dict[int, list[F32Array]] = defaultdict(list)
 
     def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
@@ -38,6 +41,14 @@ class Taps:
         self._ids[layer].append(ids)
         self._weights[layer].append(weights)
         self._gaps[layer].append(routes.gaps[: rows.count].copy())
+
+    def selected(self, layer: int, rows: Rows, selection: Selection) -> None:
+        ops = extended(self._backend)
+        self._selected[layer].append(ops.read_selection(selection, rows.count))
+
+    def selections(self) -> dict[int, npt.NDArray[np.int32]]:
+        """Per sparse layer int32 [T, top], -1 beyond what was selected."""
+        return {layer: np.concatenate(held) for layer, held in sorted(self._selected.items())}
 
     def hidden_states(self) -> list[F32Array]:
         return [np.concatenate(self._hidden[index]) for index in sorted(self._hidden)]
@@ -182,17 +193,17 @@ def layer_outputs(
     layers, total = inputs.shape[0] - 1, inputs.shape[1]
     rows, step = engine.rows, engine.limits.chunk_limit
     engine.forward(Plan(0, closes=(SLOT,), opens=(trace.open_slot(),)))
-    outputs, taps = [], Taps(engine)
-    for layer in range(layers):
-        parts = []
-        for start in range(0, total, step):
-            rows.count = min(step, total - start)
-            rows.positions[: rows.count] = np.arange(start, start + rows.count)
-            rows.slots[: rows.count] = SLOT
+    parts: list[list[F32Array]] = [[] for _ in range(layers)]
+    taps = Taps(engine)
+    # Chunk by chunk: a layer may attend to what the one before it selected for the same rows.
+    for start in range(0, total, step):
+        rows.count = min(step, total - start)
+        rows.positions[: rows.count] = np.arange(start, start + rows.count)
+        rows.slots[: rows.count] = SLOT
+        engine.backend.begin(rows)
+        for layer in range(layers):
             chunk = inputs[layer, start : start + rows.count].astype(np.float32)
-            engine.backend.begin(rows)
             engine.backend.write(engine.model.work.x, chunk)
             engine.model.forward_layer(layer, rows, taps)
-            parts.append(engine.backend.read(engine.model.work.x, rows.count))
-        outputs.append(np.concatenate(parts))
-    return outputs, taps
+            parts[layer].append(engine.backend.read(engine.model.work.x, rows.count))
+    return [np.concatenate(held) for held in parts], taps

@@ -33,6 +33,8 @@ def _print_report(report: ForwardReport) -> None:
     typer.echo(f"  {'logits':<12} {mean}, best token equal in {report.argmax_agree:.3f}")
     typer.echo(f"  {'greedy':<12} {report.greedy_equal} of {report.greedy_total} tokens equal")
     typer.echo(f"  {'router':<12} {'equal' if report.router_equal else 'DIFFERS'}")
+    if not report.selected_equal:
+        typer.echo(f"  {'selection':<12} DIFFERS")
     for flip in report.flips:
         kept = "allowed" if flip.allowed else "FAIL"
         typer.echo(f"  flip         layer {flip.layer} row {flip.row}: gap {flip.gap:.3g}, {kept}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kernels_numba.backend import Routes, Rows, Tensor
+from kernels_numba.extended import Selection
 
 
 class Observer(Protocol):
@@ -12,6 +13,9 @@ class Observer(Protocol):
 
     def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
         """The residual after the embedding (index 0) and after layer `index` − 1."""
+
+    def selected(self, layer: int, rows: Rows, selection: Selection) -> None:
+        """What the rows of a sparse layer attend to."""
 
     def routed(self, layer: int, rows: Rows, routes: Routes) -> None:
         """The expert choices of an MoE layer."""

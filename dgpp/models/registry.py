@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from dgpp.errors import CheckpointError
 from dgpp.models.glm4_moe import config as glm4_moe_config
 from dgpp.models.glm4_moe.model import Glm4MoeModel
+from dgpp.models.glm_moe_dsa import config as glm_dsa_config
+from dgpp.models.glm_moe_dsa.model import GlmDsaModel
 from dgpp.models.layers.embedding import Embedding
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.mimo_v2 import config as mimo_config
@@ -99,6 +101,7 @@ class Family:
 
 FAMILIES = {
     "glm4_moe": Family("glm-4.7", glm4_moe_config.parse, Glm4MoeModel),
+    "glm_moe_dsa": Family("glm-5.3", glm_dsa_config.parse, GlmDsaModel),
     "qwen3_5": Family("qwen3.8-27b", qwen35_config.parse, Qwen35Model),
     "mimo_v2": Family("mimo", mimo_config.parse, MimoModel),
 }

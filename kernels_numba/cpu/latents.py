@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.backend import I32Array, Rows
+from kernels_numba.backend import I32Array, Norm, Rows
 from kernels_numba.cpu import grouped as grouped_kernels
 from kernels_numba.cpu import heads as head_kernels
 from kernels_numba.cpu import index as index_kernels
 from kernels_numba.cpu import latent as latent_kernels
 from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import Block, padded
+from kernels_numba.cpu.norm import rms_rows
 from kernels_numba.cpu.row_handle import RowHandle
 from kernels_numba.cpu.scratch import Scratch
 from kernels_numba.cpu.span import SPAN
@@ -35,6 +36,13 @@ class CpuLatents:
         beyond = np.arange(indices.shape[1]) >= selection.counts[:count, None]
         indices[beyond] = -1
         return indices
+
+    def norm_part(self, rows: Rows, x: Block, norm: Norm, out: Block) -> None:
+        width = norm.weight.width
+        rms_rows(
+            x.address, x.stride, rows.count, norm.weight.address, width, width, norm.eps,
+            out.address, out.stride,
+        )  # fmt: skip
 
     def layer_norm(
         self, rows: Rows, x: Block, weight: Block, bias: Block, eps: float, out: Block

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.timeout(600)
 
 # Of each fixture the worlds that its family is served in.
 FIXTURES = {
+    "glm-5.3-bf16": (1, 2, 4),
+    "glm-5.3-int4-int8": (1, 2, 4),
     "mimo-bf16": (1, 2, 4),
     "mimo-mxfp4-fp8": (1, 2, 4),
     "qwen3.8-27b-bf16": (1, 2, 4),
@@ -44,6 +46,7 @@ def test_served_as_it_would_be(name: str, world: int) -> None:
     assert report.greedy_equal == report.greedy_total == len(expected["greedy"])
     assert report.argmax_agree == 1.0
     assert report.router_equal
+    assert report.selected_equal
     assert (report.mtp_max_abs is not None) == ("mtp_logits" in expected)
 
 
@@ -60,6 +63,8 @@ def test_layer_by_layer(name: str) -> None:
         ("mimo-bf16", "mtp2_logits", "draft level 2 logits: off by"),
         ("mimo-bf16", "mtp1_hidden", "draft level 1 hidden: off by"),
         ("mimo-bf16", "router_ids", "router ids of layer 1: not identical"),
+        ("glm-5.3-bf16", "selected", "selection of layer 0: not identical"),
+        ("glm-5.3-bf16", "mtp_selected", "draft selection of layer 7: not identical"),
         ("mimo-bf16", "hidden", "hidden after layer 0: off by"),
         ("qwen3.8-27b-bf16", "mtp_chain_logits", "draft chain: off by"),
         ("qwen3.8-27b-bf16", "mtp_chain_ids", "draft chain: tokens"),

@@ -30,11 +30,18 @@ class MoeShape:
 class SigmoidMoe:
     """x += Σ weight · expert(norm(x)) + shared(norm(x)).
 
-    In a world every rank routes alike and has a share of the inner values of every expert.
+    `stored` is the experts' format, `shared` the shared ones' where it is another. In a world every
+    rank routes alike and has a share of the inner values of every expert.
     """
 
     def __init__(
-        self, source: WeightSource, prefix: str, layer: int, shape: MoeShape, stored: Format
+        self,
+        source: WeightSource,
+        prefix: str,
+        layer: int,
+        shape: MoeShape,
+        stored: Format,
+        shared: Format | None = None,
     ) -> None:
         self._layer = layer
         name = f"{prefix}.mlp"
@@ -67,7 +74,7 @@ class SigmoidMoe:
                 f"{name}.shared_experts",
                 hidden,
                 shape.shared * inner,
-                stored,
+                shared or stored,
             )
 
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:

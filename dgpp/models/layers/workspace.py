@@ -4,31 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dgpp.models.layers.extended import extended
 from dgpp.models.layers.fold import Fold
 from dgpp.net.collective import Collective
 from kernels_numba.backend import Backend, Routes, Tensor
+from kernels_numba.extended import Selection
 
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceShape:
     """Widths in values on one rank. 0 experts per token where the model has no MoE layer, 0
-    `partial` where nothing is summed over ranks, 0 `kv` where all keys are paged. `extra` are the
-    float32 rows that a family's layers need besides, by name."""
+    `partial` where nothing is summed over ranks, 0 `qkv` and `queries` without grouped-query
+    attention, 0 `kv` where all keys are paged, 0 `selected` where no layer attends to a selection.
+    `extra` are the float32 rows that a family's layers need besides, by name."""
 
     hidden: int
-    qkv: int
-    queries: int
     attended: int
     intermediate: int
     experts_per_token: int
+    qkv: int = 0
+    queries: int = 0
     partial: int = 0
     kv: int = 0
+    selected: int = 0
     extra: tuple[tuple[str, int], ...] = ()
 
     def row_bytes(self) -> int:
         """float32 bytes per row, kernels' own scratch included."""
         held = 3 * self.hidden + self.qkv + self.queries + self.attended + self.intermediate
-        held += self.partial + self.kv + sum(width for _, width in self.extra)
+        held += self.partial + self.kv + self.selected + sum(width for _, width in self.extra)
         scratch = self.hidden + max(2 * self.intermediate, self.qkv)
         pairs = self.experts_per_token * (2 * self.hidden + 3 * self.intermediate)
         return 4 * (held + scratch + pairs)
@@ -45,12 +49,19 @@ class Workspace:
         self.fold = Fold(backend, self.x, shape.hidden, collective)
         self.normed: Tensor = backend.tensor(shape.hidden)
         self.shared: Tensor = backend.tensor(shape.hidden, wide=True)
-        self.qkv: Tensor = backend.tensor(shape.qkv, wide=True)
-        self.queries: Tensor = backend.tensor(shape.queries)
+        self.qkv: Tensor = backend.tensor(shape.qkv, wide=True) if shape.qkv else None
+        self.queries: Tensor = backend.tensor(shape.queries) if shape.queries else None
         self.attended: Tensor = backend.tensor(shape.attended)
         self.kv: Tensor = backend.tensor(shape.kv) if shape.kv else None
+        self._selection = extended(backend).selection(shape.selected) if shape.selected else None
         self.extra: dict[str, Tensor] = {
             name: backend.tensor(width, wide=True) for name, width in shape.extra
         }
         self.act: Tensor = backend.tensor(shape.intermediate)
         self.routes: Routes = backend.routes(max(1, shape.experts_per_token))
+
+    @property
+    def selection(self) -> Selection:
+        """What the rows attend to in sparse layers, as the last indexer chose."""
+        assert self._selection is not None, "the workspace's shape has no selection"
+        return self._selection
