@@ -19,10 +19,9 @@ from dgpp.models.sources import CheckedWeights
 
 FIXTURE = FIXTURES / "glm-5.3-bf16"
 ATTENTION = r"self_attn\.(?:q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)"
-INT8_TARGET = (
-    rf"re:model\.layers\.(?:[3-9]|[1-6]\d|7[0-7])\.(?:{ATTENTION}|mlp\.shared_experts\..*)$"
-)
-INT4_TARGET = r"re:model\.layers\.(?:[3-9]|[1-6]\d|7[0-7])\.mlp\.experts\.\d+\..*_proj$"
+LAYERS = r"re:model\.layers\.(?:[3-9]|[1-6]\d|7[0-7])"
+INT8_TARGET = rf"{LAYERS}\.(?:{ATTENTION}|mlp\.shared_experts\..*)$"
+INT4_TARGET = rf"{LAYERS}\.mlp\.experts\.\d+\..*_proj$"
 
 
 def small() -> dict[str, object]:
