@@ -101,7 +101,7 @@ def test_bodies_that_are_no_request(server, body, status, param):
         ("messages", []),
         ("messages", [{"role": "king", "content": "x"}]),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "yaml"}),
     ],
 )
 def test_fields_out_of_range_are_named(server, field, value):
