@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from actors.channel import Arrays, Receiver, Sender
@@ -56,7 +57,7 @@ class Dispatcher:
         self._spin_ns = spin_ns
         self._scheduled = False
         self._open = False
-        self._handler: asyncio.Task[None] | None = None
+        self._handler: asyncio.Future[None] | None = None
 
     def open(self) -> None:
         """Start delivering; what arrived before waits in the rings."""
@@ -139,18 +140,21 @@ class Dispatcher:
             raise ChannelError(
                 f"channel {receiver.name} is always drained: its handler returned an awaitable"
             )
-        self._handler = self._loop.create_task(self._complete(pending, arrays))
+        # The handler itself, not a wrapper around it: one that is cancelled before it began would
+        # leave the handler behind, never awaited.
+        self._handler = asyncio.ensure_future(pending, loop=self._loop)
+        self._handler.add_done_callback(partial(self._completed, arrays))
 
-    async def _complete(self, pending: Awaitable[None], arrays: Arrays) -> None:
-        try:
-            await pending
-        except Exception as error:  # noqa: BLE001 - any failure of an actor ends the world
+    def _completed(self, arrays: Arrays, handler: asyncio.Future[None]) -> None:
+        if handler.cancelled():
+            return
+        if (error := handler.exception()) is not None:
             self._fail(error)
             return
         if not arrays.retained:
             arrays.release()
         self._handler = None
-        self.schedule()
+        self.ring_doorbell()
 
     def _found_while_falling_asleep(self) -> bool:
         """Set the sleep flags of what may be delivered, then look once more (see ring.py)."""

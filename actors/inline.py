@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from actors import control
 from actors.actor import Actor
 from actors.channel import Receiver, Sender, open_receiver, open_sender
-from actors.context import ClockNs, Context, RunBlocking, T
+from actors.context import ClockNs, Connect, Context, RunBlocking, T, over_socket
 from actors.dispatch import Dispatcher
 from actors.memory import local_memory
 from actors.ring import Wake, format_ring, ring_memory_bytes
@@ -76,6 +77,7 @@ class InlineWorld:
         loop: asyncio.AbstractEventLoop,
         clock_ns: ClockNs = time.monotonic_ns,
         run_blocking: RunBlocking = run_in_thread,
+        connect: Connect = over_socket,
     ) -> None:
         topology.validate()
         self.topology = topology
@@ -91,6 +93,7 @@ class InlineWorld:
         self._loop = loop
         self._clock_ns = clock_ns
         self._run_blocking = run_blocking
+        self._connect = connect
         self._senders: dict[str, Sender] = {}
         self._receivers: dict[str, Receiver] = {}
         self._statistics = {
@@ -108,21 +111,22 @@ class InlineWorld:
         A failing one sets `failure` and this never returns: whoever waits also watches `failure`.
         """
         for role in self.topology.roles:
-            await self._step(role.role, self._start(role))
+            await self._step(role.role, partial(self._start, role))
         self._ready = True
         for role in self.topology.roles:
-            await self._step(role.role, self.actors[role.role].serve())
+            await self._step(role.role, self.actors[role.role].serve)
 
     async def drain(self, timeout_s: float) -> None:
         for role in reversed(self.topology.roles):
             if role.faces_outside:
-                await self._step(role.role, self.actors[role.role].drain(timeout_s))
+                drain = self.actors[role.role].drain
+                await self._step(role.role, partial(drain, timeout_s))
 
     async def stop(self) -> None:
         for role in reversed(self.topology.roles):
             self.dispatchers[role.role].close()
             self.contexts[role.role].close()
-            stopping = self._step(role.role, self.actors[role.role].stop())
+            stopping = self._step(role.role, self.actors[role.role].stop)
             try:
                 await asyncio.wait_for(stopping, role.shutdown_s)
             except TimeoutError:
@@ -182,6 +186,7 @@ class InlineWorld:
             receivers=receivers,
             peers=self._statistics,
             files=role.files,
+            connect=self._connect,
             host=host,
         )
         actor: Actor = resolve(role.actor)(context)
@@ -199,9 +204,9 @@ class InlineWorld:
         self._started.add(name)
         dispatcher.open()
 
-    async def _step(self, role: str, work: Any) -> None:
+    async def _step(self, role: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except Exception as error:  # noqa: BLE001 - reported by name, ends the world
             self.report_failure(role, error)
             await self._loop.create_future()

@@ -36,8 +36,11 @@ from dgpp.net.journal_messages import (
 from dgpp.net.journal_silence import BEAT_S
 from dgpp.sched.request import Record
 
-STOP_S = 2.0
-"""How long rank 0 waits for the others' last digests."""
+STOP_S = 4.0
+"""How long rank 0 waits for the others' last digests; a silent rank is named sooner."""
+
+GONE_S = 0.1
+"""How long rank 0 waits for a better cause when a connection has ended without a word."""
 
 _log = logging.getLogger("dgpp.journal")
 
@@ -74,7 +77,7 @@ class LeaderJournal:
         self._on_room = on_room
         self._links: dict[int, JournalLink] = {}
         self._changed = asyncio.Event()
-        self._failed = False
+        self._over = False
         self._asked = False
         self._waits = False
 
@@ -115,39 +118,40 @@ class LeaderJournal:
 
     async def stop(self, ticks: int, point: Point, *, idle: bool) -> None:
         """End the journal in order, and say whether all ranks did the same."""
-        if self._failed:
-            return
         stop = Stop(ticks, *point, idle)
         self._broadcast(frame(stop))
         self._leader.stop(stop)
         try:
             async with asyncio.timeout(STOP_S):
-                while self._leader.phase is not Phase.OVER:
+                while not (self._over or self._leader.phase is Phase.OVER):
                     await self._change()
         except TimeoutError:
-            missing = sorted(set(self._links) - self._leader.stopped)
-            _log.error("op streams: no answer from ranks %s within %g s", missing, STOP_S)
-        else:
+            late = min(set(self._links) - self._leader.stopped)
+            self._fail(RankFailedError(late, f"did not stop within {STOP_S:g} s", STOP_S))
+        if self._leader.phase is Phase.OVER:
             said = "identical" if idle else "not compared, rank 0 stopped in mid-step"
             ranks = len(self._links) + 1
             _log.info(
                 "op streams of %d ranks: %s (%d ticks, %d steps, operations %016x)",
                 *(ranks, said, ticks, point.steps, point.operations),
             )
-        self._failed = True
-        for link in self._links.values():
-            link.close()
+        self._close()
 
     def tell(self, rank: int, cause: str, age_s: float) -> None:
         """The world is over because `rank` failed by `cause`: the last that the others hear."""
-        if self._failed:
+        if self._over:
             return
-        self._failed = True
         data = frame(Ended(rank, cause, age_s))
         for other, link in self._links.items():
             if other != rank:
                 link.send_frame(data)
+        self._close()
+
+    def _close(self) -> None:
+        self._over = True
+        for link in self._links.values():
             link.close()
+        self._changed.set()
 
     def _broadcast(self, data: bytes) -> None:
         for link in self._links.values():
@@ -166,7 +170,7 @@ class LeaderJournal:
         self._changed.set()
         if self._waits and self._leader.may_tick:
             self._waits = False
-            self._on_room()
+            self._make_use_of_room()
         if self._leader.leave is not None and not self._asked:
             self._asked = True
             self._context.end_world(self._leader.leave)
@@ -174,8 +178,19 @@ class LeaderJournal:
     def _garbage(self, rank: int, error: FrameError) -> None:
         self._fail(RankFailedError(rank, f"journal: {error}"))
 
+    def _make_use_of_room(self) -> None:
+        try:
+            self._on_room()
+        except Exception as error:  # noqa: BLE001 - any failure of an actor ends the world
+            self._context.report_failure(error)
+
     def _closed(self, rank: int, why: str) -> None:
-        if self._failed:
+        # Who watches the rank's process may know better why it is gone.
+        if not self._over:
+            self._context.call_later(GONE_S, self._gone, rank, why)
+
+    def _gone(self, rank: int, why: str) -> None:
+        if self._over:
             return
         try:
             self._leader.closed(rank, why)
@@ -183,7 +198,7 @@ class LeaderJournal:
             self._fail(error)
 
     def _beat(self) -> None:
-        if self._failed:
+        if self._over:
             return
         try:
             self._leader.look()
@@ -194,7 +209,7 @@ class LeaderJournal:
         self._context.call_later(BEAT_S, self._beat)
 
     def _fail(self, error: RankFailedError) -> None:
-        if not self._failed:
+        if not self._over:
             self.tell(error.rank, error.cause, error.age_s)
             self._context.report_failure(error)
 

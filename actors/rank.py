@@ -14,13 +14,13 @@ from actors.child import die_with_parent, show_as
 from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage, end_with_supervisor
 from actors.memory import map_memfd
 from actors.rank_spec import RankSpec, read_rank_spec
+from actors.supervisor import RELEASED
 from dgpp import log
 from dgpp.config.document import parse_document
 from dgpp.config.resolve import resolve
 from dgpp.config.site import SiteSettings
 from dgpp.errors import DgppError
 
-RELEASED = 3
 ORPHAN_LOOKS = int(1.0 / BEAT_S)
 """How many beats a rank whose parent is gone gets to end in order: the journal tells it too."""
 

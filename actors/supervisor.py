@@ -19,6 +19,9 @@ import msgspec
 _log = logging.getLogger("dgpp.supervisor")
 
 ENGINE_FAILURE = "engine_failure"
+SERVER_SHUTDOWN = "server_shutdown"
+FAILED_TO_START = 1
+RELEASED = 3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -112,7 +115,9 @@ class Supervisor:
         if self._world.failure.done():
             return await self._failed(self._world.failure.result(), ready=False)
         if self._asked.done():
-            _log.info("stopped by %s before it was ready", self._asked.result())
+            why = f"stopped by {self._asked.result()} before it was ready"
+            _log.info("%s", why)
+            await self._last_words(Failure(why, 0), SERVER_SHUTDOWN)
             return 0
         if not done:
             limit = f"start_timeout_s {self._settings.start_timeout_s:g}"
@@ -146,13 +151,15 @@ class Supervisor:
 
     async def _failed(self, failure: Failure, *, ready: bool) -> int:
         _log.error("%s", failure.cause)
-        grace_s = min(self._settings.grace_s, self._settings.end_s - failure.age_s)
-        await self._until(
-            self._world.fail(failure, ENGINE_FAILURE, max(0.0, grace_s)),
-            self._forced,
-            watch_failure=False,
-        )
-        return failure.exit_status if ready else 1
+        await self._last_words(failure, ENGINE_FAILURE)
+        # A rank that another one releases has no fault of its own, serving or not.
+        return failure.exit_status if ready or failure.exit_status == RELEASED else FAILED_TO_START
+
+    async def _last_words(self, failure: Failure, code: str) -> None:
+        """Let the roles that face outside tell whoever waits there."""
+        grace_s = max(0.0, min(self._settings.grace_s, self._settings.end_s - failure.age_s))
+        telling = self._world.fail(failure, code, grace_s)
+        await self._until(telling, self._forced, watch_failure=False)
 
     def _interrupted(self) -> bool:
         return self._world.failure.done() or self._forced.done()

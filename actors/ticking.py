@@ -34,8 +34,7 @@ class TickingActor(Role):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        several = self.boot.settings.world_size > 1
-        self._operations = OpStreamFile.of(self.boot) if several else None
+        self._operations = self.operations_file() if self.boot.settings.world_size > 1 else None
         self._scheduler = new_scheduler(
             self.boot, self._operations.write if self._operations else None
         )
@@ -50,6 +49,10 @@ class TickingActor(Role):
         self._report.end(self._scheduler.statistics())
         if self._operations is not None:
             self._operations.close()
+
+    def operations_file(self) -> OpStreamFile:
+        """Where this rank, one of several, keeps its operation stream."""
+        return OpStreamFile.of(self.boot)
 
     def next_record(self) -> Record | None:
         """The record of the tick that may come now; None where there is none yet."""

@@ -16,6 +16,8 @@ class FrameError(DgppError):
 class JournalContractError(DgppError):
     """The journal says what it may not say, or ranks no longer agree: nothing more is served."""
 
+    traced = False
+
 
 class RankFailedError(WorldFailedError):
     """Another rank failed, ended, fell silent or broke the journal's contract, seen from rank 0.

@@ -15,10 +15,10 @@ MOMENT_S = 200e-6
 
 
 class _Selector(selectors.SelectSelector):
-    """Never waits: time passes by itself."""
+    """Never waits, nor looks: time passes by itself, and no file or thread has any news."""
 
     def select(self, timeout=None):
-        return super().select(0)
+        return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -31,6 +31,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._now
+
+    def moment(self) -> float:
+        """A random number of this run, below 1."""
+        return self._rng.random()
 
     def clock_ns(self) -> int:
         return int(self._now * 1e9)

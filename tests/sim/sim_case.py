@@ -1,0 +1,150 @@
+"""What one seed stands for: a world, its load, its faults, and how it must end."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any, NamedTuple
+
+from actors.boot import Boot
+from dgpp.config.engine_settings import EngineSettings
+from dgpp.config.settings import Settings
+from dgpp.engine.base import EngineLimits
+from dgpp.sample.params import SamplingParams
+from dgpp.sched.request import Submit, pack_ids
+from dgpp.serve.served import ServedModel
+
+VOCABULARY = 64
+END = 1
+BLOCK = 4
+
+FAULTS = (
+    *("none", "none", "none", "stop", "stop"),
+    *("crash", "crash", "pause", "long pause", "partition", "cut"),
+    *("corrupt", "duplicate", "engine", "diverge", "slow", "leave", "forced"),
+)
+
+
+class Request(NamedTuple):
+    """One client's request: `choices` arrive at `at_s`; the client leaves at `leaves_s` if ever;
+    a stop string is met after `stops_after` tokens (0: never)."""
+
+    id: str
+    choices: tuple[Submit, ...]
+    at_s: float
+    leaves_s: float | None
+    stops_after: int
+
+
+class Fault(NamedTuple):
+    """`kind` of FAULTS befalls `rank` when rank 0 sends tick `tick`, or at `at_s` if `tick` < 0.
+    `detail` is drawn from the seed too, for what it needs."""
+
+    kind: str
+    rank: int
+    tick: int
+    at_s: float
+    detail: float
+
+
+class Case:
+    """Everything that a run needs, drawn from `seed` alone."""
+
+    def __init__(self, seed: int, fault: str | None = None) -> None:
+        rng = random.Random(seed)
+        self.seed = seed
+        self.world = rng.choice((2, 2, 2, 3, 4))
+        self.depth = rng.choice((0, 0, 1))
+        self.loading_s = [rng.random() * 0.1 for _ in range(self.world)]
+        self.step_s = rng.choice((0.0, 1e-3, 4e-3))
+        self.ring_bytes = rng.choice((256, 512, 1 << 14))
+        self.ahead_ticks = rng.choice((2, 4, 64))
+        self.lines = [self._line(rng) for _ in range(rng.randint(1, 4))]
+        drafts = max(max(line.get("per_step", [1])) for line in self.lines) - 1
+        slots = rng.choice((1, 2, 4))
+        blocks = rng.choice((6, 12, 40))
+        self.limits = EngineLimits(
+            slots=slots,
+            vocab_size=VOCABULARY,
+            position_ceiling=rng.choice((32, 64)),
+            block_tokens=BLOCK,
+            blocks=blocks,
+            chunk_align=BLOCK,
+            chunk_limit=4 * BLOCK,
+            candidates=1,
+            max_drafts=drafts,
+            depth=self.depth,
+        )
+        self.queue_limit = rng.choice((1, 3, 16))
+        self.gather_ms = rng.choice((0, 2))
+        self.requests = [self._request(rng, number) for number in range(rng.randint(1, 7))]
+        self.fault = self._fault(rng, fault)
+
+    def boot(self, rank: int) -> Boot:
+        """What the roles of `rank` are told; the journal is added by the world."""
+        script = "\n".join(json.dumps(line) for line in self.lines)
+        engine = EngineSettings(
+            backend="scripted",
+            placement="inline",
+            script=script,
+            max_concurrency=self.limits.slots,
+            queue_limit=self.queue_limit,
+            admission_gather_ms=self.gather_ms,
+            stats_interval_s=0.0,
+        )
+        return Boot(
+            settings=Settings(model="m", world_size=self.world, engine=engine),
+            rank=rank,
+            limits=self.limits,
+            model_directory="",
+            config_path="",
+            text=False,
+            served=ServedModel("m", VOCABULARY, 64, 64),
+            backend="scripted",
+            threads=1,
+            device=0,
+            version="0",
+        )
+
+    def expected(self, arrival: int, choice: Submit) -> list[int]:
+        """The whole answer of a choice that came as number `arrival` of the journal."""
+        ids = self.lines[arrival % len(self.lines)]["ids"]
+        answer = [ids[n % len(ids)] for n in range(choice.max_tokens)]
+        for index, token in enumerate(answer):
+            if token in choice.stop_ids:
+                return answer[: index + 1]
+        return answer
+
+    def _line(self, rng: random.Random) -> dict[str, Any]:
+        ids = [rng.randrange(2, VOCABULARY) for _ in range(rng.randint(2, 9))]
+        if rng.random() < 0.5:
+            ids.append(END)
+        if self.depth:
+            return {"ids": ids, "undecided": rng.choice((0, 0, 3))}
+        return {"ids": ids, "per_step": [rng.choice((1, 1, 2, 4)) for _ in range(3)]}
+
+    def _request(self, rng: random.Random, number: int) -> Request:
+        prompt = pack_ids([rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 30))])
+        choices = tuple(
+            Submit(
+                f"r{number}-{k}",
+                prompt,
+                rng.choice((1, 2, 5, 12)),
+                SamplingParams(temperature=rng.choice((0.0, 1.0))),
+                seed=rng.getrandbits(64),
+                stop_ids=(END,),
+                priority=rng.choice((0, 0, 7)),
+            )
+            for k in range(rng.choice((1, 1, 1, 2, 3)))
+        )
+        leaves = rng.random() * 0.1 if rng.random() < 0.25 else None
+        return Request(
+            f"r{number}", choices, rng.random() * 0.06, leaves, rng.choice((0, 0, 0, 1, 4))
+        )
+
+    def _fault(self, rng: random.Random, wanted: str | None) -> Fault:
+        kind = wanted or rng.choice(FAULTS)
+        tick = rng.choice((-1, 0, 1, rng.randrange(30), rng.randrange(30), rng.randrange(30)))
+        # Clients of a rank 0 that errs alone cannot know better: the others part from it.
+        rank = rng.randrange(kind == "diverge", self.world)
+        return Fault(kind, rank, tick, rng.random() * 0.3, rng.random())

@@ -1,0 +1,90 @@
+"""Worlds of two to four ranks under a fault each: one end, named, in time, and nobody lied to."""
+
+from __future__ import annotations
+
+import pytest
+from sim_audit import AuditError, audit
+from sim_case import FAULTS, Case
+from sim_world import Run
+
+SEEDS = 2000
+LONG_SEEDS = 20_000
+EACH = 50
+
+
+def play(seed, fault=None):
+    try:
+        return Run(Case(seed, fault)).play(audit)
+    except Exception as error:
+        again = f"--seed {seed} --count 1" + (f" --fault '{fault}'" if fault else "")
+        raise AssertionError(f"{error!r}; replay: python -m tests.sim {again} --tell") from error
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, EACH))
+def test_random_worlds_keep_their_promises(first):
+    for seed in range(first, first + EACH):
+        play(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(SEEDS, LONG_SEEDS, 1000))
+def test_many_random_worlds_keep_their_promises(first):
+    for seed in range(first, first + 1000):
+        play(seed)
+
+
+def test_a_seed_plays_the_same_again():
+    seen = []
+    for _ in range(2):
+        run = play(3, "crash")
+        seen.append((run.statuses, run.ended_s, run.ledger.tokens, run.ledger.operations))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("kind", sorted(set(FAULTS) - {"none"}))
+def test_every_fault_strikes_worlds_that_serve(kind):
+    struck = [run for run in (play(seed, kind) for seed in range(8)) if run.struck_serving]
+    assert struck
+    if kind in ("crash", "partition", "cut", "engine", "long pause"):
+        assert any(run.statuses[0] != 0 for run in struck)
+
+
+def spoil_tokens(run):
+    next(iter(run.ledger.tokens.values()))[0] += 1
+
+
+def spoil_ends(run):
+    next(ends for ends in run.ledger.ends.values() if ends).append("eos")
+
+
+def spoil_operations(run):
+    run.ledger.operations[1][5:6] = b"?"
+
+
+def spoil_statuses(run):
+    run.statuses[1] = 3
+
+
+def spoil_blocks(run):
+    run.worlds[1].actors["scheduler"]._scheduler._pool.reserve(1)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (spoil_tokens, "other tokens than without a fault"),
+        (spoil_ends, "ended"),
+        (spoil_operations, "did something else"),
+        (spoil_statuses, "ended {"),
+        (spoil_blocks, None),
+    ],
+)
+def test_the_auditor_sees_what_it_is_there_to_see(spoil, said):
+    def look(run):
+        audit(run)
+        spoil(run)
+        with pytest.raises(AssertionError, match=said) as seen:
+            audit(run)
+        assert spoil is spoil_blocks or isinstance(seen.value, AuditError)
+
+    Run(Case(2, "none")).play(look)
