@@ -8,8 +8,11 @@ from actors.channel import Arrays
 from actors.context import Context
 from actors.journal import FollowerJournal
 from actors.ticking import TickingActor
-from dgpp.net.journal_errors import ReleasedError
+from dgpp.net.journal_errors import JournalContractError, ReleasedError
+from dgpp.net.journal_messages import Point
+from dgpp.sched.outcomes import Refused
 from dgpp.sched.request import Record
+from dgpp.sched.scheduler import Taken
 from dgpp.sched.verdict import Verdict
 
 
@@ -52,6 +55,14 @@ class FollowerActor(TickingActor):
         record = self._journal.next(self.point)
         self._report.arrived(record.submits)
         return record
+
+    def taken(self, taken: Taken, before: Point) -> None:
+        for outcome in taken.outcomes:
+            if isinstance(outcome, Refused):
+                raise JournalContractError(
+                    f"rank 0 took {outcome.id} in, rank {self.context.rank} refuses it "
+                    f"({outcome.code})"
+                )
 
     def rested(self) -> None:
         self._journal.finish(self.point)

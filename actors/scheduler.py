@@ -15,9 +15,11 @@ from actors.messages.scheduler_http import Queued, Refused
 from actors.messages.tokenizer_scheduler import Arrive, Stopped
 from actors.ticking import TickingActor
 from dgpp.net.journal_errors import RankFailedError
+from dgpp.net.journal_messages import Point
 from dgpp.sched import outcomes
 from dgpp.sched.admission import request_of
 from dgpp.sched.request import Record, Submit
+from dgpp.sched.scheduler import Taken
 from dgpp.sched.verdict import Verdict
 
 HTTP = "scheduler>http"
@@ -105,12 +107,15 @@ class SchedulerActor(TickingActor):
         record = Record(self._ticks, self._take_arrivals(), tuple(self._cancels), tuple(stops))
         self._cancels.clear()
         self._stops.clear()
-        if self._journal is not None:
-            self._journal.tick(record, self.point)
         for request in dict.fromkeys(request_of(submit.id) for submit in record.submits):
             if request in live:
                 self.context.post(HTTP, Queued(request))
         return record
+
+    def taken(self, taken: Taken, before: Point) -> None:
+        # What was refused travels nowhere.
+        if self._journal is not None:
+            self._journal.tick(taken.record, before)
 
     def tell(self, news: Sequence[outcomes.Outcome]) -> None:
         for outcome in news:

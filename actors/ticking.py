@@ -18,7 +18,7 @@ from dgpp.sched.operations import Sink
 from dgpp.sched.outcomes import Outcome
 from dgpp.sched.plan import Plan
 from dgpp.sched.request import Record
-from dgpp.sched.scheduler import Scheduler
+from dgpp.sched.scheduler import Scheduler, Taken
 from dgpp.sched.verdict import Verdict
 
 ENGINE = "scheduler>engine"
@@ -58,6 +58,9 @@ class TickingActor(Role):
         """The record of the tick that may come now; None where there is none yet."""
         raise NotImplementedError
 
+    def taken(self, taken: Taken, before: Point) -> None:
+        """One of several ranks took this in; `before` it, the scheduler stood there."""
+
     def tell(self, news: Sequence[Outcome]) -> None:
         """Outcomes, for those who wait for them."""
 
@@ -92,7 +95,12 @@ class TickingActor(Role):
     def _tick(self, record: Record) -> None:
         self._ticks += 1
         self._report.ticked()
-        step = self._scheduler.tick(record)
+        before = self.point if self._operations is not None else None
+        taken = self._scheduler.take(record)
+        if before is not None:
+            self.taken(taken, before)
+        step = self._scheduler.decide()
+        self._hear(taken.outcomes)
         self._hear(step.outcomes)
         self._report.levels(self._scheduler.statistics())
         if step.plan is not None:

@@ -30,6 +30,7 @@ class Intake:
         self.queue_limit = queue_limit
         self.submitted = 0
         self.refused = 0
+        self._arrivals = 0
         self._limits = limits
         self._seating = seating
         self._growth = growth
@@ -57,10 +58,9 @@ class Intake:
         self, record: Record, *, idle: bool, outcomes: list[Outcome]
     ) -> tuple[list[Choice], list[Submit]]:
         """(choices that enter the queue, submits that the same record cancels). `idle`: nothing is
-        live, so that who does not fit now never will."""
-        first = self.submitted
+        live, so that who does not fit now never will. Those who are refused leave no trace: the
+        others are numbered as if they had never come."""
         self.submitted += len(record.submits)
-        arrival = {s.id: first + index for index, s in enumerate(record.submits)}
         cancelled = set(record.cancels)
         door = self._door()
         accepted: list[Choice] = []
@@ -69,7 +69,7 @@ class Intake:
         for group in sorted(groups(record.submits), key=lambda g: -g[0].priority):
             staying = [s for s in group if s.id not in cancelled]
             gone += [s for s in group if s.id in cancelled]
-            choices = [self._choice(s, arrival[s.id]) for s in staying]
+            choices = [self._choice(s) for s in staying]
             refusal = self._refusal(choices, door)
             if refusal is not None and refusal[0] == OVERLOADED and idle and not accepted:
                 # The machine is all theirs and too small: no later time will be better.
@@ -79,7 +79,19 @@ class Intake:
             else:
                 self.refused += len(staying)
                 outcomes.extend(Refused(s.id, *refusal) for s in staying)
+        self._number(record, accepted, gone)
         return sorted(accepted, key=lambda c: c.arrival), gone
+
+    def _number(self, record: Record, accepted: list[Choice], gone: list[Submit]) -> None:
+        """Give each choice its arrival number, in the record's order."""
+        choices = {choice.submit.id: choice for choice in accepted}
+        ended = {submit.id for submit in gone}
+        for submit in record.submits:
+            if (choice := choices.get(submit.id)) is not None:
+                choice.arrival = self._arrivals
+            elif submit.id not in ended:
+                continue
+            self._arrivals += 1
 
     def _door(self) -> Door:
         seating = self._seating
@@ -94,11 +106,11 @@ class Intake:
             f"and {self.queue_limit} may wait"
         )
 
-    def _choice(self, submit: Submit, arrival: int) -> Choice:
+    def _choice(self, submit: Submit) -> Choice:
         # A greedy pick is always made; a sampled one may have to be fed again.
         runs_ahead = submit.runs_ahead and (self._limits.refeeds or submit.sampling.greedy)
         need = self._growth.first(submit)
-        return Choice(submit, arrival, submit.prompt_tokens, need, runs_ahead)
+        return Choice(submit, -1, submit.prompt_tokens, need, runs_ahead)
 
     def _refusal(self, choices: list[Choice], door: Door) -> tuple[str, str] | None:
         for choice in choices:

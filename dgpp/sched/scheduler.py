@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from dgpp.engine.base import EngineLimits
 from dgpp.errors import ConfigError
 from dgpp.sched.budgets import AUTO, PrefillBudgets, resolve_budgets
@@ -43,6 +45,14 @@ class Step(NamedTuple):
     """What a tick decided: the plan (None where there is nothing to do) and what to tell whom."""
 
     plan: Plan | None
+    outcomes: list[Outcome]
+
+
+class Taken(NamedTuple):
+    """What was taken of a record: the same on every rank, since those who were refused are not in
+    it; and what to tell whom."""
+
+    record: Record
     outcomes: list[Outcome]
 
 
@@ -83,6 +93,7 @@ class Scheduler:
         self._closing: list[int] = []
         self._sheds: list[int] = []
         self._flights: deque[Flight] = deque()
+        self._undecided = False
         self._steps = 0
         self._retired = [0] * len(Finish)
         self._prompt_tokens = 0
@@ -117,16 +128,21 @@ class Scheduler:
         return not self._live
 
     def tick(self, record: Record) -> Step:
-        """Take in `record` and decide one step.
+        """`take` the record in and `decide` one step."""
+        taken = self.take(record)
+        step = self.decide()
+        return Step(step.plan, taken.outcomes + step.outcomes)
 
-        Order: cancels and stops in arrival order, newcomers, admission, prompts, decode. Ids
-        unknown to `cancels` and `stops` are ignored: their choice has ended already. Raises
+    def take(self, record: Record) -> Taken:
+        """The first half of a tick: cancels and stops in arrival order, then newcomers.
+
+        Ids unknown to `cancels` and `stops` are ignored: their choice has ended already. Raises
         StepOrderError or SubmitContractError, either before anything has changed.
         """
-        if not self.may_tick:
+        if self._undecided or not self.may_tick:
+            awaited = self._flights[-1].plan.step if self._flights else self._steps
             raise StepOrderError(
-                f"scheduler: tick {record.tick} while step {self._flights[-1].plan.step} awaits "
-                "its verdict"
+                f"scheduler: tick {record.tick} while step {awaited} awaits its verdict"
             )
         if record.submits:
             self._intake.check(record.submits, self._live)
@@ -136,8 +152,17 @@ class Scheduler:
         if record.cancels or record.stops:
             self._sweep(record, outcomes)
         self._make_way(outcomes)
-        if record.submits:
-            self._take_in(record, outcomes)
+        accepted = self._take_in(record, outcomes) if record.submits else record
+        self._undecided = True
+        return Taken(accepted, outcomes)
+
+    def decide(self) -> Step:
+        """The second half, from the state alone: admission, prompts, decode. Raises StepOrderError
+        where nothing was taken."""
+        if not self._undecided:
+            raise StepOrderError("scheduler: decide before a record was taken")
+        self._undecided = False
+        outcomes: list[Outcome] = []
         self._memory.keep_cuts(self._seated())
         opens = self._seating.admit(outcomes)
         decoding = [choice for choice in self._seated() if choice.has_row]
@@ -291,7 +316,8 @@ class Scheduler:
                 give_way(choice)
         self._growth.extend(self._seated(), give_way)
 
-    def _take_in(self, record: Record, outcomes: list[Outcome]) -> None:
+    def _take_in(self, record: Record, outcomes: list[Outcome]) -> Record:
+        """`record` without those who were refused."""
         accepted, gone = self._intake.take(record, idle=not self._live, outcomes=outcomes)
         for submit in gone:
             self._end(submit.id, Finish.CANCELLED, 0, outcomes)
@@ -299,6 +325,11 @@ class Scheduler:
             self._live[choice.submit.id] = choice
             self._seating.waiting.add(choice)
             self._seating.changed()
+        if len(accepted) + len(gone) == len(record.submits):
+            return record
+        kept = {choice.submit.id for choice in accepted} | {submit.id for submit in gone}
+        submits = tuple(submit for submit in record.submits if submit.id in kept)
+        return replace(record, submits=submits)
 
     def _unseat(self, choice: Choice) -> None:
         """Back to its place in the queue: it has read nothing yet."""

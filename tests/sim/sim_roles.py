@@ -75,13 +75,11 @@ class SimScheduler(SchedulerActor):
     def operations_file(self):
         return MemoryFile(self)
 
-    def next_record(self):
-        record = super().next_record()
-        if record is not None:
-            ledger = ledger_of(self)
-            ledger.records.append(record)
-            ledger.on_tick(record.tick)
-        return record
+    def taken(self, taken, before):
+        super().taken(taken, before)
+        ledger = ledger_of(self)
+        ledger.records.append(taken.record)
+        ledger.on_tick(taken.record.tick)
 
 
 class SimFollower(FollowerActor):
