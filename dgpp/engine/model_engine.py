@@ -206,6 +206,7 @@ class ModelEngine:
         for opened in plan.opens:
             self._open(opened)
         index = self._fill(plan)
+        self._replayed = 0
         if self.rows.count:
             self.backend.begin(self.rows)
             is_plain = not plan.prefills and self.observer is None

@@ -103,7 +103,7 @@ def _adjustment(
     own, words = slice(ids.start, ids.stop), slice(ids.start // 32, -(-ids.stop // 32))
     return Adjustment(
         temperature=1.0 if sampling.greedy else sampling.temperature,
-        counts=tables.counts[slot, own] if sampling.penalised or biased else None,
+        counts=tables.counts[slot, own] if sampling.penalised else None,
         repetition=sampling.repetition_penalty,
         frequency=sampling.frequency_penalty,
         presence=sampling.presence_penalty,

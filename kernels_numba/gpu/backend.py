@@ -40,7 +40,7 @@ from kernels_numba.weights import Form, Part
 
 THREADS = 256
 ROTARY_WARPS = 4
-STAGING_BYTES = 1 << 20
+STAGING_BYTES = 256 << 10
 
 
 class _RowHandle:

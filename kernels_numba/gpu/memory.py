@@ -200,7 +200,8 @@ class Staging:
     The device reads them where they lie or copies them; each is written again when that is done.
     """
 
-    BUFFERS = 16
+    BUFFERS = 48
+    """Two steps of sixteen rows, each with a bias of its own, and what else a step sends."""
 
     def __init__(self, size: int) -> None:
         self._cupy = load_cupy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -58,6 +59,20 @@ def test_json_fits_its_schema_beside_free_answers(babbling):
         assert value.keys() == {"city", "wet"}
         assert len(value["city"]) <= 5
         assert choice["finish_reason"] == "stop"
+
+
+def test_plans_ahead_of_verdicts_wait_for_masks_and_go_on_after_them(serve, model_dir):
+    ids = Tokenizer.load(model_dir).encode("nothing of the kind, ever. ")
+    server = serve(script=[{"ids": ids}], model=str(model_dir), pipeline_depth=1)
+    with ThreadPoolExecutor(4) as pool:
+        free = [pool.submit(ask, server, max_tokens=150) for _ in range(2)]
+        bound = [pool.submit(ask, server, response_format=FORM) for _ in range(2)]
+        said = {answer.result()[1]["choices"][0]["message"]["content"] for answer in free}
+        assert len(said) == 1
+        for answer in bound:
+            status, found = answer.result()
+            assert status == 200, found
+            assert json.loads(found["choices"][0]["message"]["content"]).keys() == {"city", "wet"}
 
 
 @pytest.mark.parametrize(
