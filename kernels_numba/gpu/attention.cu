@@ -262,13 +262,26 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(
     const float* from = partials +
         ((blockIdx.y * kv_heads * blocks + tile) * spans * TILE_HEADS + inner % TILE_HEADS) *
             (HEAD_DIM + 2);
+    constexpr int AT_ONCE = 16, STEP = TILE_HEADS * (HEAD_DIM + 2);
     float top = NEGATIVE_INFINITY, sum = 0.0f, value = 0.0f;
-#pragma unroll 4
-    for (i64 span = 0; span < held; ++span, from += TILE_HEADS * (HEAD_DIM + 2)) {
-        const Merge merge(top, from[HEAD_DIM], factor);
-        sum = merge.apply(sum, from[HEAD_DIM + 1]);
-        value = merge.apply(value, from[threadIdx.x]);
-        top = merge.top;
+    for (i64 span = 0; span < held; span += AT_ONCE, from += AT_ONCE * STEP) {
+        float tops[AT_ONCE], sums[AT_ONCE], values[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            // Beyond the last span, the first of these once more: read, and not used.
+            const float* own = from + (span + i < held ? i * STEP : 0);
+            tops[i] = own[HEAD_DIM];
+            sums[i] = own[HEAD_DIM + 1];
+            values[i] = own[threadIdx.x];
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const Merge merge(top, tops[i], factor);
+            const bool there = span + i < held;
+            sum = there ? merge.apply(sum, sums[i]) : sum;
+            value = there ? merge.apply(value, values[i]) : value;
+            top = there ? merge.top : top;
+        }
     }
     if (threadIdx.x < dim) {
         const float result = __fdiv_rn(value, sum);

@@ -46,21 +46,20 @@ extern "C" __global__ void __launch_bounds__(32) route_sigmoid(
         }
         __syncwarp();
     }
-    if (lane != 0) return;
-    for (int j = 1; j < top; ++j) {
-        const int id = chosen[j];
-        int i = j;
-        for (; i > 0 && chosen[i - 1] > id; --i) chosen[i] = chosen[i - 1];
-        chosen[i] = id;
-    }
+    // A lane per choice: its place among them, then the sum in ascending order, as all lanes see it.
+    int place = 0;
+    const int id = lane < top ? chosen[lane] : 0;
+    for (int j = 0; j < top; ++j) place += chosen[j] < id || (chosen[j] == id && j < lane);
+    __syncwarp();
+    if (lane < top) chosen[place] = id;
+    __syncwarp();
     float sum = 0.0f;
     for (int j = 0; j < top; ++j) sum += scores[chosen[j]];
-    for (int j = 0; j < top; ++j) {
-        float weight = scores[chosen[j]];
-        if (normalise) weight = weight / (sum + 1e-20f);
-        ids[blockIdx.x * top + j] = chosen[j];
-        weights[blockIdx.x * top + j] = weight * static_cast<float>(scale);
-    }
+    if (lane >= top) return;
+    float weight = scores[chosen[lane]];
+    if (normalise) weight = weight / (sum + 1e-20f);
+    ids[blockIdx.x * top + lane] = chosen[lane];
+    weights[blockIdx.x * top + lane] = weight * static_cast<float>(scale);
 }
 
 // Sorts the pairs (row, choice) by expert, stably, in one block: `source` [pairs] is the row of each
@@ -150,13 +149,22 @@ extern "C" __global__ void combine(
     const void* shared, i64 shared_stride, i64 shared_wide, i64 width, void* out, i64 out_stride,
     i64 out_wide, i64 add) {
     const i64 i = static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x;
+    __shared__ i64 places[MOST_TOP];
+    __shared__ float shares[MOST_TOP];
     let_next_start();
     wait_for_previous();
-    if (i >= width) return;
     const i64 row = blockIdx.x;
+    if (threadIdx.x < top) {
+        places[threadIdx.x] = place[row * top + threadIdx.x] * stride;
+        shares[threadIdx.x] = weights[row * top + threadIdx.x];
+    }
+    __syncthreads();
+    if (i >= width) return;
+    // Where all are known the loads need not wait for one another.
     float sum = 0.0f;
-    for (i64 j = 0; j < top; ++j) {
-        sum = __fmaf_rn(weights[row * top + j], result[place[row * top + j] * stride + i], sum);
+#pragma unroll 8
+    for (int j = 0; j < static_cast<int>(top); ++j) {
+        sum = __fmaf_rn(shares[j], result[places[j] + i], sum);
     }
     if (shared != nullptr) {
         sum += load_value(row_at(shared, row, shared_stride, shared_wide), i, shared_wide);

@@ -2,6 +2,8 @@
 #include "common.cuh"
 
 constexpr int NORM_THREADS = 256;
+// Values of a row that a thread keeps.
+constexpr int HELD = 24;
 
 // out[r] = table[tokens[r] - first] in float32, 0 beyond the table's `held` rows. FP8 scales lie in
 // lines of eight rows, one per `group` values. Grid: (rows, width / 256).
@@ -37,30 +39,49 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_rows(
     const void* x, i64 x_stride, i64 x_wide, const int* index, const float* weight, double eps,
     i64 width, void* out, i64 out_stride, i64 out_wide) {
     __shared__ float parts[NORM_THREADS / 32];
+    float weights[HELD], values[HELD];
     let_next_start();
+    // All loads of a thread are on their way at once; what comes behind HELD is read where it is used.
+#pragma unroll
+    for (int j = 0; j < HELD; ++j) {
+        const i64 i = threadIdx.x + j * NORM_THREADS;
+        weights[j] = weight != nullptr && i < width ? weight[i] : 0.0f;
+    }
     wait_for_previous();
     const i64 source = index == nullptr ? blockIdx.x : index[blockIdx.x];
     const u8* from = row_at(x, source, x_stride, x_wide);
     u8* to = row_at(out, blockIdx.x, out_stride, out_wide);
-    if (weight == nullptr) {
-        for (i64 i = threadIdx.x; i < width; i += NORM_THREADS) {
-            store_value(to, i, out_wide, load_value(from, i, x_wide));
+    constexpr i64 BEHIND = static_cast<i64>(HELD) * NORM_THREADS;
+#pragma unroll
+    for (int j = 0; j < HELD; ++j) {
+        const i64 i = threadIdx.x + j * NORM_THREADS;
+        values[j] = i < width ? load_value(from, i, x_wide) : 0.0f;
+    }
+    float inverse = 1.0f;
+    if (weight != nullptr) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < HELD; ++j) sum = __fmaf_rn(values[j], values[j], sum);
+        for (i64 i = BEHIND + threadIdx.x; i < width; i += NORM_THREADS) {
+            const float value = load_value(from, i, x_wide);
+            sum = __fmaf_rn(value, value, sum);
         }
-        return;
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+        __syncthreads();
+        sum = parts[0];
+        for (int w = 1; w < NORM_THREADS / 32; ++w) sum += parts[w];
+        inverse = 1.0f / sqrtf(sum / static_cast<float>(width) + static_cast<float>(eps));
     }
-    float sum = 0.0f;
-    for (i64 i = threadIdx.x; i < width; i += NORM_THREADS) {
+#pragma unroll
+    for (int j = 0; j < HELD; ++j) {
+        const i64 i = threadIdx.x + j * NORM_THREADS;
+        const float value = weight == nullptr ? values[j] : values[j] * inverse * weights[j];
+        if (i < width) store_value(to, i, out_wide, value);
+    }
+    for (i64 i = BEHIND + threadIdx.x; i < width; i += NORM_THREADS) {
         const float value = load_value(from, i, x_wide);
-        sum = __fmaf_rn(value, value, sum);
-    }
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = parts[0];
-    for (int w = 1; w < NORM_THREADS / 32; ++w) sum += parts[w];
-    const float inverse = 1.0f / sqrtf(sum / static_cast<float>(width) + static_cast<float>(eps));
-    for (i64 i = threadIdx.x; i < width; i += NORM_THREADS) {
-        store_value(to, i, out_wide, load_value(from, i, x_wide) * inverse * weight[i]);
+        store_value(to, i, out_wide, weight == nullptr ? value : value * inverse * weight[i]);
     }
 }
 
