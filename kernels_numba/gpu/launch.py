@@ -8,7 +8,7 @@ between the two keeps that property.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from typing import TypeAlias
 
 from kernels_numba.gpu.errors import CudaError
 
@@ -40,6 +40,9 @@ class _Config(ctypes.Structure):
     )
 
 
+_Parameters: TypeAlias = "tuple[ctypes.Array[ctypes.c_int64], ctypes.Array[ctypes.c_void_p]]"
+
+
 class Launcher:
     """Launches kernels whose parameters are all eight bytes wide."""
 
@@ -54,6 +57,8 @@ class Launcher:
             raise CudaError(message) from error
         self._attribute = _Attribute(_EARLY, b"", 1)
         self._config = _Config(attributes=ctypes.pointer(self._attribute))
+        # Its own: ranks that are threads of one process launch at the same time.
+        self._held: dict[int, _Parameters] = {}
 
     def launch(
         self,
@@ -67,7 +72,7 @@ class Launcher:
         early: bool,
     ) -> None:
         """Enqueue `function` (a CUfunction). Raises CudaError naming the error."""
-        values, pointers = _parameters(len(arguments))
+        values, pointers = self._parameters(len(arguments))
         for i, argument in enumerate(arguments):
             if isinstance(argument, float):
                 ctypes.c_double.from_buffer(values, 8 * i).value = argument
@@ -83,15 +88,17 @@ class Launcher:
         if failed:
             raise CudaError(f"a kernel cannot be launched: {self._name(failed)}")
 
+    def _parameters(self, count: int) -> _Parameters:
+        """Room for `count` parameters, and their addresses. The driver copies them at the call."""
+        held = self._held.get(count)
+        if held is None:
+            values = (ctypes.c_int64 * count)()
+            start = ctypes.addressof(values)
+            pointers = (ctypes.c_void_p * count)(*(start + 8 * i for i in range(count)))
+            held = self._held[count] = (values, pointers)
+        return held
+
     def _name(self, error: int) -> str:
         name = ctypes.c_char_p()
         self._driver.cuGetErrorName(error, ctypes.byref(name))
         return (name.value or b"unknown").decode() + f" ({error})"
-
-
-@cache
-def _parameters(count: int) -> tuple[ctypes.Array[ctypes.c_int64], ctypes.Array[ctypes.c_void_p]]:
-    """Room for `count` parameters, and their addresses. The driver copies them at the call."""
-    values = (ctypes.c_int64 * count)()
-    start = ctypes.addressof(values)
-    return values, (ctypes.c_void_p * count)(*(start + 8 * i for i in range(count)))
