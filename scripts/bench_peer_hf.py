@@ -1,9 +1,9 @@
 """Decode of GLM-4.7's first layers at real widths, beside transformers under torch.compile.
 
-usage: python scripts/bench_peer_hf.py [--batches 1,8,16] [--layers 8] [--context 512] [--json FILE]
+usage: python scripts/bench_peer_hf.py [--batches 1,8,16] [--layers 8] [--context 512] [--once]
 
-Both have random bf16 weights and run in turn on the same device: dgpp, transformers, dgpp again,
-each in a process of its own. A step is the forward pass with the head and the choice of the next
+Both have random bf16 weights and run in turn on the same device: dgpp, transformers, dgpp again
+(not with --once), each in a process of its own. A step is the forward pass with the head and the choice of the next
 token. transformers: static cache, torch.compile(mode="reduce-overhead"), experts by --experts,
 random ids each step. dgpp: `dgpp bench decode`, the served engine. Needs torch and transformers.
 """
@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--experts", default="grouped_mm", choices=("grouped_mm", "batched_mm"))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--once", action="store_true", help="dgpp runs before transformers alone")
     parser.add_argument("--peer", action="store_true", help="print transformers' figures alone")
     options = parser.parse_args()
     if options.peer:
@@ -154,7 +155,10 @@ def main() -> None:
             figures = [model.measure(int(batch)) for batch in options.batches.split(",")]
         print(json.dumps(figures))
         return
-    first, theirs, last = own(options), peer(options), own(options)
+    first = own(options)
+    print("dgpp:", ", ".join(f"{f['batch']}: {f['ms']:.3f} ms" for f in first), flush=True)
+    theirs = peer(options)
+    last = first if options.once else own(options)
     show(first, theirs, last)
     if options.json:
         options.json.write_text(json.dumps({"dgpp": [first, last], "transformers": theirs}))
