@@ -3,9 +3,10 @@
 usage: python scripts/bench_peer_hf.py [--batches 1,8,16] [--layers 8] [--context 512] [--once]
 
 Both have random bf16 weights and run in turn on the same device: dgpp, transformers, dgpp again
-(not with --once), each in a process of its own. A step is the forward pass with the head and the choice of the next
-token. transformers: static cache, torch.compile(mode="reduce-overhead"), experts by --experts,
-random ids each step. dgpp: `dgpp bench decode`, the served engine. Needs torch and transformers.
+(not with --once), each in a process of its own. A step is the forward pass with the head and the
+choice of the next token. transformers: static cache, torch.compile(mode="reduce-overhead"), experts
+by --experts, random ids each step. dgpp: `dgpp bench decode`, the served engine. Needs torch and
+transformers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,41 +102,33 @@ class Peer:
         }
 
 
-def peer(options: argparse.Namespace) -> list[dict[str, float]]:
-    """transformers' figures, from a process of its own so that its memory goes with it."""
+def peer(options: argparse.Namespace) -> Iterator[dict[str, float]]:
+    """transformers' figures as they come, from a process of its own: its memory goes with it."""
     command = [sys.executable, __file__, "--peer", *_same(options), "--experts", options.experts]
-    return _last_line(command)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if line.startswith("{"):
+                yield json.loads(line)
 
 
-def own(options: argparse.Namespace) -> list[dict[str, float]]:
+def own(options: argparse.Namespace) -> dict[int, float]:
+    """dgpp's ms by batch."""
     command = [sys.executable, "-m", "dgpp", "bench", "decode", "--json"]
     command += ["--checkpoint", str(FACTS), "--load", "dummy", "--backend", "cuda"]
     command += ["--layers", str(options.layers), "--context", str(options.context)]
-    found: dict[str, Any] = _last_line([*command, "--batch", options.batches])
-    figures: list[dict[str, float]] = found["figures"]
-    return figures
+    command += ["--batch", options.batches]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
+    found = json.loads(ended.stdout.strip().splitlines()[-1])
+    ms = {figure["batch"]: figure["ms"] for figure in found["figures"]}
+    said = ", ".join(f"batch {batch} {value:.3f} ms" for batch, value in ms.items())
+    print(f"dgpp: {said}", flush=True)
+    return ms
 
 
 def _same(options: argparse.Namespace) -> list[str]:
     values = {"batches": options.batches, "layers": options.layers, "context": options.context}
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
-
-
-def _last_line(command: list[str]) -> Any:
-    """The JSON on the last line that `command` prints; its errors stay visible."""
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
-    return json.loads(ended.stdout.strip().splitlines()[-1])
-
-
-def show(first: list[dict[str, float]], theirs: list[dict[str, float]], last: Any) -> None:
-    print("batch  dgpp ms (before, after)   transformers ms   ratio   (ready after s)")
-    for before, other, after in zip(first, theirs, last, strict=True):
-        mine = (before["ms"] + after["ms"]) / 2
-        print(
-            f"{other['batch']:5}  {mine:7.3f} ({before['ms']:.3f}, {after['ms']:.3f})  "
-            f"{other['ms']:15.3f}  {other['ms'] / mine:6.2f}   ({other['ready_s']:.0f})",
-            flush=True,
-        )
 
 
 def main() -> None:
@@ -152,14 +146,21 @@ def main() -> None:
 
         with torch.no_grad():
             model = Peer(options.layers, options.context, options.experts)
-            figures = [model.measure(int(batch)) for batch in options.batches.split(",")]
-        print(json.dumps(figures))
+            for batch in options.batches.split(","):
+                print(json.dumps(model.measure(int(batch))), flush=True)
         return
     first = own(options)
-    print("dgpp:", ", ".join(f"{f['batch']}: {f['ms']:.3f} ms" for f in first), flush=True)
-    theirs = peer(options)
-    last = first if options.once else own(options)
-    show(first, theirs, last)
+    theirs = []
+    for other in peer(options):
+        theirs.append(other)
+        mine = first[int(other["batch"])]
+        print(
+            f"batch {other['batch']}: transformers {other['ms']:.3f} ms "
+            f"({other['ms_min']:.3f} to {other['ms_max']:.3f}, ready after {other['ready_s']:.0f} s)"
+            f", dgpp {mine:.3f} ms, ratio {other['ms'] / mine:.2f}",
+            flush=True,
+        )
+    last = {} if options.once else own(options)
     if options.json:
         options.json.write_text(json.dumps({"dgpp": [first, last], "transformers": theirs}))
 

@@ -1,16 +1,43 @@
-"""Code that a server's own processes run before anything else: faults that no request can cause."""
+"""Code that a server's own processes run before anything else: an emulated GPU, and faults that no
+request can cause."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+TESTS = Path(__file__).parent
 
-def inject(folder: Path, code: str) -> dict[str, str]:
-    """The environment in which every Python process runs `code` first (as sitecustomize)."""
-    (folder / "sitecustomize.py").write_text(code)
+
+EMULATED = os.environ.get("DGPP_TEST_EMULATED") == "1"
+EMULATE = "from emulator.backend import install\ninstall()\n"
+_injected: list[str] = []
+
+
+@contextmanager
+def injected(code: str) -> Iterator[None]:
+    """Servers started meanwhile run `code` first in each of their processes."""
+    _injected.append(code)
+    try:
+        yield
+    finally:
+        _injected.remove(code)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What a server's environment needs for that, as sitecustomize in `folder`. Where the tests run
+    on an emulated GPU, so do the servers."""
+    code = [EMULATE] * EMULATED + _injected
+    if not code:
+        return {}
+    place = folder / f"site{len(list(folder.glob('site*')))}"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text("\n".join(code))
     known = os.environ.get("PYTHONPATH", "")
-    return {"PYTHONPATH": f"{folder}{os.pathsep}{known}" if known else str(folder)}
+    places = [str(place), str(TESTS) if EMULATED else "", known]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, places))}
 
 
 AFTER_IMPORT = '''
@@ -37,5 +64,5 @@ sys.meta_path.insert(0, _Finder())
 
 
 def patching(module: str, patch: str) -> str:
-    """Code for `inject`: `patch` defines patch(module), called once `module` is imported."""
+    """Code for `injected`: `patch` defines patch(module), called once `module` is imported."""
     return AFTER_IMPORT.format(module=module, patch=patch)

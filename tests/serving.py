@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from faulty import environment
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests" / "fixtures" / "tiny-chat"
@@ -57,7 +58,7 @@ class Server:
                 stdout=stream,
                 stderr=stream,
                 cwd=ROOT,
-                env=os.environ | {"NUMBA_NUM_THREADS": "2"},
+                env=os.environ | {"NUMBA_NUM_THREADS": "2"} | environment(log.parent),
                 start_new_session=True,
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -11,8 +12,9 @@ for needed in ("aiohttp", "psutil", "uvloop"):
 
 from serving import ROOT, Starter  # noqa: E402 - after the check that it can load
 
-from dgpp.checkpoint.demo import ensure_demo  # noqa: E402
-from dgpp.checkpoint.demo_source import FetchError  # noqa: E402
+from dgpp.checkpoint.demo import DEMO_MODEL, LAYOUT_VERSION  # noqa: E402
+from dgpp.checkpoint.demo_store import is_whole  # noqa: E402
+from dgpp.checkpoint.resolve import models_directory  # noqa: E402
 from dgpp.text.codec import TextCodec  # noqa: E402
 
 REFERENCE = json.loads((ROOT / "tests/parity/data/demo_greedy.json").read_text())
@@ -21,10 +23,10 @@ NOISE = REFERENCE["hf_bf16_vs_fp32"]["mean_abs"]
 
 @pytest.fixture(scope="module")
 def demo():
-    try:
-        return ensure_demo()
-    except FetchError as error:
-        pytest.skip(f"the demo model is not here and cannot be fetched: {error}")
+    folder = models_directory(os.environ) / DEMO_MODEL
+    if not is_whole(folder, LAYOUT_VERSION, verify=False):
+        pytest.skip(f"the demo model is not in {folder}: dgpp fetch demo puts it there")
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 for needed in ("aiohttp", "psutil", "uvloop"):
     pytest.importorskip(needed, reason=f"the server needs {needed}, which is not installed")
 
-from faulty import inject, patching  # noqa: E402 - after the check that it can load
+from faulty import injected, patching  # noqa: E402 - after the check that it can load
 from serving import ROOT, Starter  # noqa: E402
 
 CONFIG = ROOT / "tests" / "fixtures" / "glm-4.7-nvfp4" / "config.json"
@@ -72,20 +72,16 @@ def patch(module):
 )
 
 
-def test_a_kernel_that_does_not_compile_on_cuda_ends_the_start(
-    serve, tmp_path, monkeypatch
-) -> None:
-    for name, value in inject(tmp_path, BROKEN_SOURCE).items():
-        monkeypatch.setenv(name, value)
-    server = serve(ready=False)
+def test_a_kernel_that_does_not_compile_on_cuda_ends_the_start(serve) -> None:
+    with injected(BROKEN_SOURCE):
+        server = serve(ready=False)
     assert server.process.wait(60) == 1
     assert "moe.cu does not compile for this device" in server.log
 
 
-def test_a_cuda_fault_in_service_ends_the_world_by_name(serve, tmp_path, monkeypatch) -> None:
-    for name, value in inject(tmp_path, STRAY_POINTER).items():
-        monkeypatch.setenv(name, value)
-    server = serve()
+def test_a_cuda_fault_in_service_ends_the_world_by_name(serve) -> None:
+    with injected(STRAY_POINTER):
+        server = serve()
     began = time.monotonic()
     status, answer = server.post("/v1/completions", {"model": server.model(), **PROMPT})
     assert status == 500, answer
