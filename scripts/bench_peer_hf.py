@@ -154,10 +154,10 @@ def main() -> None:
     for other in peer(options):
         theirs.append(other)
         mine = first[int(other["batch"])]
+        spread = f"{other['ms_min']:.3f} to {other['ms_max']:.3f}"
         print(
-            f"batch {other['batch']}: transformers {other['ms']:.3f} ms "
-            f"({other['ms_min']:.3f} to {other['ms_max']:.3f}, ready after {other['ready_s']:.0f} s)"
-            f", dgpp {mine:.3f} ms, ratio {other['ms'] / mine:.2f}",
+            f"batch {other['batch']}: transformers {other['ms']:.3f} ms ({spread}, ready after "
+            f"{other['ready_s']:.0f} s), dgpp {mine:.3f} ms, ratio {other['ms'] / mine:.2f}",
             flush=True,
         )
     last = {} if options.once else own(options)

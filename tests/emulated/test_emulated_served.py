@@ -21,11 +21,11 @@ FAILS = patching(
     """
 def patch(module):
     real = module.CudaBackend.embed
-    def embed(self, rows, table, out):
+    def embed(self, rows, table, out, **more):
         if rows.count == 50:
             error = module.load_cupy().cuda.runtime.CUDARuntimeError
             raise error("cudaErrorIllegalAddress: an illegal memory access was encountered")
-        real(self, rows, table, out)
+        real(self, rows, table, out, **more)
     module.CudaBackend.embed = embed
 """,
 )

@@ -63,10 +63,10 @@ STRAY_POINTER = patching(
     """
 def patch(module):
     real = module.CudaBackend.embed
-    def embed(self, rows, table, out):
+    def embed(self, rows, table, out, **more):
         if rows.count == 100:
             table.weights = (8, *table.weights[1:])
-        real(self, rows, table, out)
+        real(self, rows, table, out, **more)
     module.CudaBackend.embed = embed
 """,
 )
