@@ -59,7 +59,7 @@ def test_answers_are_the_same_alone_and_together(server) -> None:
 
 def test_a_fault_of_the_device_ends_the_world_by_name(server) -> None:
     status, answer = ask(server, 50)
-    assert status == 500
+    assert status == 503, answer
     assert "cudaErrorIllegalAddress" in answer["error"]["message"]
     assert server.process.wait(30) == 2
     assert "engine of rank 0 failed" in server.log
