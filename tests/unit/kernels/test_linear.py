@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from kernel_oracles import (
     CAPACITY,
+    E4M3,
     EXACT,
     MANY_ROWS,
     bf16_rows,
@@ -17,7 +18,7 @@ from kernel_oracles import (
 )
 
 from kernels_numba.backend import Norm
-from kernels_numba.weights import Form
+from kernels_numba.weights import Form, Part
 
 COUNTS = [1, 3, 4, 11, 12, 40, 64, CAPACITY]
 SHAPES = [(70, 96), (5, 48), (3, 1600), (300, 704), (10_000, 128)]
@@ -202,3 +203,33 @@ def test_the_backend_says_how_it_runs(backend) -> None:
         assert backend.notes()[0].startswith(f"cpu backend: {backend.threads} threads, numba's ")
     else:
         assert backend.notes()[0].startswith(f"cuda backend: {backend.device.name}, compute ")
+
+
+def test_what_the_gpu_cannot_read_is_named(backend) -> None:
+    if backend.name != "cuda":
+        pytest.skip("the CPU backend reads all of it")
+    part, _ = random_part(Form.NVFP4, 8, 64, 9)
+    assert part.scale is not None
+    part.scale[3, 1] |= 0x80
+    with pytest.raises(ValueError, match="an NVFP4 scale is negative"):
+        backend.matrix([part])
+    odd, even = random_part(Form.FP8_BLOCK, 12, 64, 9)[0], random_part(Form.FP8_BLOCK, 8, 64, 9)[0]
+    with pytest.raises(ValueError, match=r"FP8 rows 12 … 19 .* needs multiples of 8"):
+        backend.matrix([odd, even])
+    with pytest.raises(ValueError, match="cut at multiples of 8 rows, not 4"):
+        backend.cut(backend.matrix([even]), 4, 4)
+
+
+def test_fp8_scales_of_narrow_blocks_scale_their_own_columns(backend) -> None:
+    """Blocks of 32 columns, as in some checkpoints and in what a cut leaves."""
+    rng = np.random.default_rng(3)
+    codes = rng.integers(0x30, 0x48, (24, 160)).astype(np.uint8)
+    scale = rng.uniform(0.5, 2, (3, 5)).astype(np.float32)
+    matrix = backend.matrix([Part(Form.FP8_BLOCK, codes, scale, block=(8, 32))])
+    values = E4M3[codes] * scale.astype(np.float64).repeat(8, axis=0).repeat(32, axis=1)
+    x = random_rows(160, 1)
+    for count in (1, 9, 20, CAPACITY):
+        out = backend.tensor(24, wide=True)
+        backend.linear(rows_of(backend, count), tensor_of(backend, x), matrix, out)
+        got = backend.read(out, count)
+        close(backend, got, x[:count].astype(np.float64) @ values.T, EXACT)
