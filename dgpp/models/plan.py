@@ -19,6 +19,12 @@ from kernels_numba.gpu.graph import reaches
 BLOCK_TOKENS = 64
 CHUNK_ALIGN = 64
 CHUNK_LIMIT = 512
+CUDA_CHUNK_LIMIT = 8192
+"""A GPU reads the weights of nearly all experts in every step of a prompt: at 8,192 tokens once for
+as many as the matrix units need to hide it."""
+UNIFIED_CHUNK_LIMIT = 2048
+"""Where the GPU shares the host's memory, arithmetic is slow, and a step of a long prompt should
+end within seconds."""
 HEADROOM = 1 << 30
 """Bytes that must stay free beside the plan."""
 RUNTIME = 160 << 20
@@ -82,6 +88,12 @@ class MemoryPlan(msgspec.Struct, frozen=True):
         return sum(item.bytes for item in self.items if item.name.startswith(WEIGHTS))
 
 
+def _chunk_limit(settings: MemorySettings) -> int:
+    if settings.backend != "cuda":
+        return CHUNK_LIMIT
+    return UNIFIED_CHUNK_LIMIT if settings.unified else CUDA_CHUNK_LIMIT
+
+
 def _runtime(settings: MemorySettings) -> int:
     if settings.backend != "cuda":
         return RUNTIME
@@ -120,7 +132,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         block_tokens=BLOCK_TOKENS,
         blocks=blocks,
         chunk_align=CHUNK_ALIGN,
-        chunk_limit=CHUNK_LIMIT,
+        chunk_limit=_chunk_limit(settings),
         candidates=min(settings.candidates, parsed.vocab_size),
         depth=settings.depth,
         refeeds=not model.state.fixed,
@@ -133,7 +145,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         "kv cache": block_bytes * blocks,
         **({"request state": snapshot_bytes * settings.slots} if snapshot_bytes else {}),
         **({"prefix snapshots": snapshot_bytes * snapshots} if snapshot_bytes * snapshots else {}),
-        "activations": model.workspace.row_bytes() * capacity,
+        "activations": model.workspace.row_bytes(narrow=cuda) * capacity,
         "rotary tables": 4 * ceiling * model.rotary,
         "logits": 8 * settings.slots * len(model.vocabulary) * (1 + settings.depth),
         **({"collective": slab_bytes(world) // world} if world > 1 else {}),

@@ -1,10 +1,14 @@
-"""Paged attention: decode rows split over their spans, prefill rows share them; equal bits."""
+"""Paged attention: decode rows split over their spans, prefill rows share them; equal bits.
+
+On Hopper, prefill rows have a kernel of their own (attend_wide.py).
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from kernels_numba.backend import Attention, Rows
+from kernels_numba.gpu.attend_wide import AttendWide
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaTensor
@@ -23,8 +27,8 @@ PARTIAL_BYTES = 64 << 20
 class Attend:
     """Holds the partial results of spans."""
 
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: Kernels, wide: AttendWide | None) -> None:
+        self._kernels, self._wide = kernels, wide
         self._partials = load_cupy().zeros(0, np.float32)
 
     def run(
@@ -37,10 +41,14 @@ class Attend:
     ) -> None:
         group = attention.heads // attention.kv_heads
         shape = (group, attention.kv_heads, attention.head_dim, attention.scale)
-        if rows.count > FEW and plane.padded <= SHARED_DIM:
+        many = rows.count > FEW
+        if many and self._wide is not None and self._wide.takes(attention, plane):
+            done = self._wide.run(rows, queries, attention, plane, out)
+            self._split(rows, done, queries, shape, plane, out)
+        elif many and plane.padded <= SHARED_DIM:
             self._shared(rows, queries, shape, plane, out)
         else:
-            self._split(rows, queries, shape, plane, out)
+            self._split(rows, 0, queries, shape, plane, out)
 
     def _shared(
         self,
@@ -62,6 +70,7 @@ class Attend:
     def _split(
         self,
         rows: Rows,
+        start: int,
         queries: CudaTensor,
         shape: tuple[int, int, int, float],
         plane: CudaPlane,
@@ -75,7 +84,7 @@ class Attend:
         turn = max(1, self._partials.size // (spans * each))
         partials = int(self._partials.data.ptr)
         tiles = kv_heads * -(-group // TILE_HEADS)
-        for first in range(0, rows.count, turn):
+        for first in range(start, rows.count, turn):
             taken = min(turn, rows.count - first)
             self._kernels.launch(
                 plane.unit, "attend_split", (spans, tiles, taken), SPLIT_THREADS,

@@ -1,12 +1,11 @@
 // Rotary with cache write, and grouped-query attention over paged keys and values.
 //
 // The cache is bf16 [blocks, kv_heads, block_tokens, HEAD_DIM]; HEAD_DIM is the head's width padded
-// to 32. Keys are cut into spans of SPAN at fixed absolute positions. Each span gives a maximum, a
-// sum and a weighted value row from nothing but itself; spans merge in order. Both kernels compute
-// a span by the same instructions, so a row's bits do not depend on which of them ran.
+// to 32. All kernels, attend_hopper.cu's too, compute a span by the same instructions, so a row's
+// bits do not depend on which of them ran.
 #include "common.cuh"
+#include "attention.cuh"
 
-constexpr int SPAN = 128;
 constexpr int UNITS = HEAD_DIM / 8;
 constexpr int STEPS = HEAD_DIM / 32;
 constexpr int TILE_HEADS = 16;
@@ -49,78 +48,59 @@ __device__ __forceinline__ void load_span(
     copy_commit();
 }
 
-// Sixteen heads of one row: lane 4 g + t holds values 32 s + 8 t ... + 7 of heads g and g + 8.
+// Sixteen heads of one row: lane 4 g + t holds words t of each eight values of heads g and g + 8.
 struct Queries {
-    uint4 low[STEPS];
-    uint4 high[STEPS];
+    u32 low[STEPS][4];
+    u32 high[STEPS][4];
 
     __device__ __forceinline__ void load(const u16* row, i64 head0, i64 group, i64 dim, int lane) {
         const int g = lane / 4, t = lane % 4;
+        const u16* head = row + (head0 + g) * dim + 2 * t;
 #pragma unroll
         for (int s = 0; s < STEPS; ++s) {
-            const int at = 32 * s + 8 * t;
-            low[s] = high[s] = make_uint4(0, 0, 0, 0);
-            if (at < dim && g < group) {
-                low[s] = *reinterpret_cast<const uint4*>(row + (head0 + g) * dim + at);
-            }
-            if (at < dim && g + 8 < group) {
-                high[s] = *reinterpret_cast<const uint4*>(row + (head0 + g + 8) * dim + at);
+#pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                const int at = 32 * s + 8 * u;
+                low[s][u] = high[s][u] = 0;
+                if (at < dim && g < group) low[s][u] = word_at(head + at);
+                if (at < dim && g + 8 < group) high[s][u] = word_at(head + 8 * dim + at);
             }
         }
     }
+
+    __device__ __forceinline__ static u32 word_at(const u16* from) {
+        return *reinterpret_cast<const u32*>(from);
+    }
 };
+
+// Units `unit` ... + 3 of keys key0 ... + 7, as second operands.
+__device__ __forceinline__ void load_keys(
+    u32 (&b)[4], const uint4* keys, int key0, int unit, int lane) {
+    const u32 from = shared_address(keys + place(key0 + lane % 8, unit + lane / 8));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(from));
+}
 
 // Scores of eight keys; -inf beyond `last`.
 __device__ __forceinline__ void score_keys(
-    float (&score)[4], const Queries& queries, const uint4* keys, int key0, i64 first, i64 last,
+    float* score, const Queries& queries, const uint4* keys, int key0, i64 first, i64 last,
     int lane) {
-    const int g = lane / 4, t = lane % 4;
-    score[0] = score[1] = score[2] = score[3] = 0.0f;
+    const int t = lane % 4;
+    float sum[4] = {};
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-        const uint4 key = keys[place(key0 + g, 4 * s + t)];
-        const uint4 low = queries.low[s], high = queries.high[s];
-        mma(score, low.x, high.x, low.y, high.y, key.x, key.y);
-        mma(score, low.z, high.z, low.w, high.w, key.z, key.w);
+        u32 b[4];
+        load_keys(b, keys, key0, 4 * s, lane);
+        const u32(&low)[4] = queries.low[s];
+        const u32(&high)[4] = queries.high[s];
+        mma(sum, low[0], high[0], low[1], high[1], b[0], b[1]);
+        mma(sum, low[2], high[2], low[3], high[3], b[2], b[3]);
     }
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-        if (first + key0 + 2 * t + c % 2 > last) score[c] = NEGATIVE_INFINITY;
+        score[c] = first + key0 + 2 * t + c % 2 > last ? NEGATIVE_INFINITY : sum[c];
     }
-}
-
-// The largest of a value over the four lanes that share heads.
-__device__ __forceinline__ float quad_max(float value) {
-    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
-    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float value) {
-    value += __shfl_xor_sync(0xffffffffu, value, 1);
-    return value + __shfl_xor_sync(0xffffffffu, value, 2);
-}
-
-// Turns the scores of 32 keys into bf16 weights exp(scale (score - top)), in place as the first
-// operand of two matrix instructions, and sums them.
-__device__ __forceinline__ void weigh_keys(
-    const float (&scores)[4][4], float top_low, float top_high, float scale, u32 (&weights)[2][4],
-    float& sum_low, float& sum_high) {
-    float low = 0.0f, high = 0.0f;
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-        const u32 first = pack_bf16(
-            exp2f(__fmul_rn(__fsub_rn(scores[n][0], top_low), scale)),
-            exp2f(__fmul_rn(__fsub_rn(scores[n][1], top_low), scale)));
-        const u32 second = pack_bf16(
-            exp2f(__fmul_rn(__fsub_rn(scores[n][2], top_high), scale)),
-            exp2f(__fmul_rn(__fsub_rn(scores[n][3], top_high), scale)));
-        weights[n / 2][n % 2 * 2] = first;
-        weights[n / 2][n % 2 * 2 + 1] = second;
-        low = __fadd_rn(__fadd_rn(low, bf16_float(first & 0xffffu)), bf16_float(first >> 16));
-        high = __fadd_rn(__fadd_rn(high, bf16_float(second & 0xffffu)), bf16_float(second >> 16));
-    }
-    sum_low = quad_sum(low);
-    sum_high = quad_sum(high);
 }
 
 // Values of keys key0 ... + 15 at units `unit` and `unit` + 1, as second operands.
@@ -133,21 +113,6 @@ __device__ __forceinline__ void load_values(
                  : "r"(from));
 }
 
-// Factors that bring a total and a span to their common maximum.
-struct Merge {
-    float top, old_factor, new_factor;
-
-    __device__ __forceinline__ Merge(float old_top, float new_top, float scale) {
-        top = fmaxf(old_top, new_top);
-        old_factor = exp2f(__fmul_rn(__fsub_rn(old_top, top), scale));
-        new_factor = exp2f(__fmul_rn(__fsub_rn(new_top, top), scale));
-    }
-
-    __device__ __forceinline__ float apply(float old_value, float new_value) const {
-        return __fmaf_rn(new_value, new_factor, __fmul_rn(old_value, old_factor));
-    }
-};
-
 // One block per (span, kv head and sixteen of its heads, row): the span's partial result to
 // `partials` [row, tile, span][16][HEAD_DIM + 2]: values, maximum, sum.
 extern "C" __global__ void __launch_bounds__(32 * SPLIT_WARPS) attend_split(
@@ -155,7 +120,8 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT_WARPS) attend_split(
     const int* tables, i64 width, i64 row0, i64 group, i64 kv_heads, i64 dim, double scale,
     const u16* keys, const u16* values, i64 block_tokens, float* partials) {
     extern __shared__ __align__(16) u8 memory[];
-    __shared__ float tops[SPLIT_WARPS][TILE_HEADS], sums[SPLIT_WARPS][TILE_HEADS];
+    __shared__ float tops[SPLIT_WARPS][TILE_HEADS];
+    __shared__ float2 sums[SPLIT_WARPS][32];
     __shared__ u32 weights[SPAN / 16][4][32];
     uint4* shared_keys = reinterpret_cast<uint4*>(memory);
     uint4* shared_values = shared_keys + SPAN * UNITS;
@@ -177,12 +143,13 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT_WARPS) attend_split(
     copy_wait<0>();
     __syncthreads();
 
-    float scores[4][4], low = NEGATIVE_INFINITY, high = NEGATIVE_INFINITY;
+    float scores[16], low = NEGATIVE_INFINITY, high = NEGATIVE_INFINITY;
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-        score_keys(scores[n], mine, shared_keys, 32 * warp + 8 * n, first, last, lane);
-        low = fmaxf(low, fmaxf(scores[n][0], scores[n][1]));
-        high = fmaxf(high, fmaxf(scores[n][2], scores[n][3]));
+        float* score = scores + 4 * n;
+        score_keys(score, mine, shared_keys, 32 * warp + 8 * n, first, last, lane);
+        low = fmaxf(low, fmaxf(score[0], score[1]));
+        high = fmaxf(high, fmaxf(score[2], score[3]));
     }
     low = quad_max(low);
     high = quad_max(high);
@@ -197,12 +164,9 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT_WARPS) attend_split(
         high = fmaxf(high, tops[w][g + 8]);
     }
     u32 own[2][4];
-    float sum_low, sum_high;
-    weigh_keys(scores, low, high, factor, own, sum_low, sum_high);
-    if (t == 0) {
-        sums[warp][g] = sum_low;
-        sums[warp][g + 8] = sum_high;
-    }
+    float2 sum;
+    weigh_keys(scores, offset_of(low, factor), offset_of(high, factor), factor, own, sum.x, sum.y);
+    sums[warp][lane] = sum;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -235,12 +199,15 @@ extern "C" __global__ void __launch_bounds__(32 * SPLIT_WARPS) attend_split(
             high_row[1] = out[u][3];
         }
     }
-    if (warp == 0 && t == 0) {
-        float total_low = sums[0][g], total_high = sums[0][g + 8];
-        for (int w = 1; w < SPLIT_WARPS; ++w) {
-            total_low = __fadd_rn(total_low, sums[w][g]);
-            total_high = __fadd_rn(total_high, sums[w][g + 8]);
-        }
+    if (warp > 0) return;
+    float total_low = sums[0][lane].x, total_high = sums[0][lane].y;
+    for (int w = 1; w < SPLIT_WARPS; ++w) {
+        total_low = __fadd_rn(total_low, sums[w][lane].x);
+        total_high = __fadd_rn(total_high, sums[w][lane].y);
+    }
+    total_low = quad_sum(total_low);
+    total_high = quad_sum(total_high);
+    if (t == 0) {
         to[g * (HEAD_DIM + 2) + HEAD_DIM] = low;
         to[g * (HEAD_DIM + 2) + HEAD_DIM + 1] = total_low;
         to[(g + 8) * (HEAD_DIM + 2) + HEAD_DIM] = high;
@@ -333,10 +300,10 @@ extern "C" __global__ void __launch_bounds__(32 * SHARED_WARPS) attend_shared(
             copy_wait<0>();
             __syncthreads();
             if (!taking || first > last) continue;
-            float scores[SPAN / 32][4][4], low = NEGATIVE_INFINITY, high = NEGATIVE_INFINITY;
+            float scores[SPAN / 2], low = NEGATIVE_INFINITY, high = NEGATIVE_INFINITY;
 #pragma unroll
             for (int n = 0; n < SPAN / 8; ++n) {
-                float(&score)[4] = scores[n / 4][n % 4];
+                float* score = scores + 4 * n;
                 score_keys(score, mine, shared_keys, 8 * n, first, last, lane);
                 low = fmaxf(low, fmaxf(score[0], score[1]));
                 high = fmaxf(high, fmaxf(score[2], score[3]));
@@ -348,10 +315,13 @@ extern "C" __global__ void __launch_bounds__(32 * SHARED_WARPS) attend_shared(
 #pragma unroll
             for (int part32 = 0; part32 < SPAN / 32; ++part32) {
                 float a, b;
-                weigh_keys(scores[part32], low, high, factor, weights[part32], a, b);
+                weigh_keys(scores + 16 * part32, offset_of(low, factor), offset_of(high, factor),
+                           factor, weights[part32], a, b);
                 span_low = part32 == 0 ? a : __fadd_rn(span_low, a);
                 span_high = part32 == 0 ? b : __fadd_rn(span_high, b);
             }
+            span_low = quad_sum(span_low);
+            span_high = quad_sum(span_high);
             const Merge merge_low(top_low, low, factor), merge_high(top_high, high, factor);
             sum_low = merge_low.apply(sum_low, span_low);
             sum_high = merge_high.apply(sum_high, span_high);

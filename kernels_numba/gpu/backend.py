@@ -6,6 +6,7 @@ eighth bit per layer, and its traffic is nothing beside the weights'.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,6 +23,7 @@ from kernels_numba.backend import (
     Rows,
 )
 from kernels_numba.gpu.attend import Attend
+from kernels_numba.gpu.attend_wide import UNSENT, AttendWide
 from kernels_numba.gpu.device import load_cupy, open_device
 from kernels_numba.gpu.dummy import dummy_matrix
 from kernels_numba.gpu.errors import CudaError
@@ -34,13 +36,25 @@ from kernels_numba.gpu.picker import CudaPicker
 from kernels_numba.gpu.plane import CudaPlane
 from kernels_numba.gpu.project import Project
 from kernels_numba.gpu.ranks import RankMemory
-from kernels_numba.gpu.source import ROTARY, ROWS, STEP, padded_head, shared_units
+from kernels_numba.gpu.source import (
+    HOPPER,
+    ROTARY,
+    ROWS,
+    STEP,
+    WIDE_HEADS,
+    attend_wide_unit,
+    padded_head,
+    shared_units,
+)
 from kernels_numba.gpu.store import CudaStore
 from kernels_numba.weights import Form, Part
 
 THREADS = 256
 ROTARY_WARPS = 4
 STAGING_BYTES = 256 << 10
+
+
+_STEPS = itertools.count(UNSENT + 1)
 
 
 class _RowHandle:
@@ -54,6 +68,8 @@ class _RowHandle:
         self._sent = np.full_like(rows.tables, -1)
         self.reach = 0
         """No position of the step is as large; grids follow from it."""
+        self.step = UNSENT
+        """Tells the steps apart that were sent."""
         start = int(self._words.data.ptr)
         self.tokens, self.positions, self.slots = (start + 4 * rows.capacity * i for i in range(3))
         self.metadata = (
@@ -66,6 +82,7 @@ class _RowHandle:
     def write(self, rows: Rows, words: I32Array) -> None:
         """The rows to `words` int32 [3, count], as `begin_step` reads them."""
         self.reach = int(rows.positions[: rows.count].max(initial=0)) + 1
+        self.step = next(_STEPS)
         for to, values in zip(words, (rows.tokens, rows.positions, rows.slots), strict=True):
             to[...] = values[: rows.count]
 
@@ -99,7 +116,10 @@ class CudaBackend:
         self._index = cupy.zeros(capacity, cupy.int32)
         self._indexed: list[int] = []
         self._project = Project(self._kernels, capacity, self.device.processors)
-        self._attend = Attend(self._kernels)
+        wide: AttendWide | None = None
+        if self._kernels.architecture == HOPPER:
+            wide = AttendWide(self._kernels, self._staging, capacity, self.device.processors)
+        self._attend = Attend(self._kernels, wide)
         self._mixture = Mixture(self._kernels, self._project, capacity)
         self._graphs = StepGraphs(self._stream)
         # The last pick of every slot, and when the step began.
@@ -131,7 +151,7 @@ class CudaBackend:
         for count in counts:
             rows.count = count
             for reach in reaches(ceiling):
-                rows.handle.reach = reach
+                rows.handle.reach, rows.handle.step = reach, UNSENT
                 self._graphs.record(count, reach, step)
 
     def replay(self, rows: Rows) -> bool:
@@ -201,7 +221,10 @@ class CudaBackend:
         self._enter()
         plane = CudaPlane(blocks, block_tokens, kv_heads, head_dim)
         plane.enter = self._enter
-        self._kernels.prepare([plane.unit])
+        units = [plane.unit]
+        if head_dim in WIDE_HEADS:
+            units.append(attend_wide_unit(head_dim))
+        self._kernels.prepare(units)
         return plane
 
     def store(self, entries: int, rows: int, width: int, *, wide: bool = False) -> CudaStore:
@@ -293,8 +316,7 @@ class CudaBackend:
         bias: CudaVector | None = None,
         add: bool = False,
     ) -> None:
-        source = self._project.input(rows.count, x, norm)
-        self._project.plain(rows.count, source, matrix, out, bias=bias, add=add)
+        self._project.plain(rows.count, x, matrix, out, norm=norm, bias=bias, add=add)
 
     def gated(
         self,
@@ -305,8 +327,7 @@ class CudaBackend:
         *,
         norm: Norm | None = None,
     ) -> None:
-        source = self._project.input(rows.count, x, norm)
-        self._project.gated(rows.count, source, gate_up, out)
+        self._project.gated(rows.count, x, gate_up, out, norm=norm)
 
     def head(
         self,
@@ -322,8 +343,7 @@ class CudaBackend:
         if wanted != self._indexed:
             self._staging.send(at, np.array(wanted, np.int32))
             self._indexed = wanted
-        source = self._project.input(len(index), x, norm, index=at)
-        self._project.plain(len(index), source, table, out)
+        self._project.plain(len(index), x, table, out, norm=norm, index=at)
 
     # Attention ---------------------------------------------------------------------------------
 

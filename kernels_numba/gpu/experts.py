@@ -6,20 +6,30 @@ without work end at once.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kernels_numba.backend import Experts, Routing
+from kernels_numba.gpu import wide
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaMatrix, CudaTensor
 from kernels_numba.gpu.project import FEW, Grouping, Project, Shape, widest_tile
 from kernels_numba.gpu.source import MOE
 
-GROUP_THREADS = 1024
+GROUP_SHARE = 512
+"""Pairs that a block of the grouping kernels takes, one a thread."""
 THREADS = 256
 MOST_EXPERTS = 1024
 MOST_TOP = 32
 STREAMED = Shape(few=True, size=FEW[0])
 NARROW = Shape(few=False, size=64)
-WIDE = Shape(few=False, size=128)
+BROAD = Shape(few=False, size=128)
+WIDEST = Shape(few=False, size=wide.SIZES[-1])
+
+
+def packed(sizes: tuple[int, ...]) -> int:
+    """Numbers of sixteen bits in one, the first lowest."""
+    return sum(size << 16 * i for i, size in enumerate(sizes))
 
 
 class RouteHandle:
@@ -35,6 +45,9 @@ class RouteHandle:
         self.pointers = (int(self.ids.data.ptr), int(self.weights.data.ptr))
         self.source, self.place = (int(row.data.ptr) for row in self.places)
         self.tiles_at = int(self.tiles.data.ptr)
+        blocks = -(-capacity * top // GROUP_SHARE)
+        self.counts = cupy.zeros((blocks, MOST_EXPERTS), cupy.int32)
+        self.counts_at = int(self.counts.data.ptr)
 
 
 class Mixture:
@@ -62,20 +75,33 @@ class Mixture:
             early=True,
         )  # fmt: skip
 
-    def _group(self, count: int, number: int, handle: RouteHandle, widest: int) -> Grouping:
-        pairs = count * handle.top
-        shape = NARROW if pairs < WIDE.size // 2 * number or widest < WIDE.size else WIDE
+    def _shape(self, count: int, pairs: int, experts: Experts, number: int) -> Shape:
         if count <= FEW[-1]:
-            shape = STREAMED
-        most = min(min(number, pairs) + pairs // shape.size, pairs)
+            return STREAMED
+        if self._project.wide(experts.gate_up, experts.intermediate, gated=True) is not None:
+            return WIDEST
+        few = pairs < BROAD.size // 2 * number
+        return NARROW if few or widest_tile(experts.gate_up) < BROAD.size else BROAD
+
+    def _group(self, count: int, number: int, handle: RouteHandle, shape: Shape) -> Grouping:
+        pairs = count * handle.top
+        sizes = wide.SIZES if shape is WIDEST else (shape.size,) * 4
+        most = min(min(number, pairs) + pairs // sizes[0], pairs)
+        blocks = -(-pairs // GROUP_SHARE)
+        if blocks > 1:
+            self._kernels.launch(
+                MOE, "count_by_expert", (blocks,), GROUP_SHARE,
+                (handle.pointers[0], pairs, number, handle.counts_at),
+                early=True,
+            )  # fmt: skip
         self._kernels.launch(
-            MOE, "group_by_expert", (1,), GROUP_THREADS,
-            (handle.pointers[0], pairs, handle.top, number, shape.size, most, handle.source,
-             handle.place, handle.tiles_at),
+            MOE, "group_by_expert", (blocks,), GROUP_SHARE,
+            (handle.pointers[0], pairs, handle.top, number, packed(sizes), most,
+             handle.counts_at, handle.source, handle.place, handle.tiles_at),
             early=True,
         )  # fmt: skip
-        used = handle.tiles_at + 16 * most
-        return Grouping(handle.tiles_at, used, handle.source, most, shape)
+        used, room = handle.tiles_at + 16 * most, self._capacity * handle.top
+        return Grouping(handle.tiles_at, used, handle.source, most, room, pairs, shape)
 
     def moe(
         self,
@@ -95,11 +121,12 @@ class Mixture:
         inner = self._inner = _room(self._inner, room, experts.intermediate, wide=False)
         result = self._result = _room(self._result, room, x.width, wide=True)
         source = self._project.input(count, x, None)
-        group = self._group(count, number, handle, widest_tile(gate_up))
+        shape = self._shape(count, count * handle.top, experts, number)
+        group = self._group(count, number, handle, shape)
         self._project.gated(
             count, source, gate_up, inner, rows=experts.intermediate, grouping=group
         )
-        placed = Grouping(group.tiles, group.used, 0, group.most, group.shape)
+        placed = replace(group, gather=0)
         self._project.plain(count, inner, down, result, rows=x.width, grouping=placed)
         target = (0, 0, 0) if shared is None else shared.target
         self._kernels.launch(

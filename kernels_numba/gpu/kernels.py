@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kernels_numba.gpu.build import machine_code
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.errors import CudaError
 from kernels_numba.gpu.launch import Launcher
@@ -26,24 +27,32 @@ class Kernels:
     def __init__(self) -> None:
         self._cupy = load_cupy()
         self._launcher = Launcher()
-        self._early = int(self._cupy.cuda.Device().compute_capability) >= EARLY_ARCHITECTURE
+        capability = self._cupy.cuda.Device().compute_capability
+        self._early = int(capability) >= EARLY_ARCHITECTURE
+        self.architecture = f"sm_{capability}a"
         self._modules: dict[Unit, Any] = {}
         self._functions: dict[tuple[Unit, str, int], Any] = {}
 
     def prepare(self, units: Iterable[Unit]) -> None:
-        """Compile `units` now. Raises CudaError naming the source that does not."""
+        """Compile `units` now, but those of other architectures. Raises CudaError naming the source
+        that does not."""
         for unit in units:
-            self._module(unit)
+            if unit.architecture in ("", self.architecture):
+                self._module(unit)
 
     def _module(self, unit: Unit) -> Any:
         cupy = self._cupy
         module = self._modules.get(unit)
         if module is not None:
             return module
-        module = cupy.RawModule(code=unit.text, options=unit.options(), backend="nvrtc")
         try:
+            if unit.architecture:
+                path = machine_code(str(unit), unit.text, unit.options(), unit.architecture)
+                module = cupy.RawModule(path=str(path))
+            else:
+                module = cupy.RawModule(code=unit.text, options=unit.options(), backend="nvrtc")
             module.compile()
-        except cupy.cuda.compiler.CompileException as error:
+        except (cupy.cuda.compiler.CompileException, CudaError) as error:
             message = f"{unit} does not compile for this device: {error}; update 'dgpp[cuda]'"
             raise CudaError(message) from error
         except cupy.cuda.driver.CUDADriverError as error:

@@ -3,8 +3,7 @@
 
 constexpr int MOST_EXPERTS = 1024;
 constexpr int MOST_TOP = 32;
-constexpr int GROUP_THREADS = 1024;
-constexpr int AT_ONCE = 8;
+constexpr int SHARE = 512;  // pairs of a block that sorts
 
 // One warp a row: the `top` by score + bias, ties to the lower id, then in ascending order.
 extern "C" __global__ void __launch_bounds__(32) route_sigmoid(
@@ -62,82 +61,118 @@ extern "C" __global__ void __launch_bounds__(32) route_sigmoid(
     weights[blockIdx.x * top + lane] = weight * static_cast<float>(scale);
 }
 
-// Sorts the pairs (row, choice) by expert, stably, in one block: `source` [pairs] is the row of each
-// sorted place, `place` [pairs] the sorted place of each pair, `tiles` [most] the pieces of at most
-// `size` places of one expert: (expert, first, count, 0), and count 0 beyond them; tiles[most] holds
-// how many there are.
-extern "C" __global__ void __launch_bounds__(GROUP_THREADS) group_by_expert(
-    const int* ids, i64 pairs, i64 top, i64 experts, i64 size, i64 most, int* source, int* place,
-    int4* tiles) {
-    __shared__ int counts[MOST_EXPERTS], starts[MOST_EXPERTS], first_tiles[MOST_EXPERTS];
-    __shared__ int2 warps[GROUP_THREADS / 32];
-    __shared__ int used;
-    const int lane = threadIdx.x % 32;
+// How many of a block's SHARE pairs each expert has: counts [blocks, experts].
+extern "C" __global__ void __launch_bounds__(SHARE) count_by_expert(
+    const int* ids, i64 pairs, i64 experts, int* counts) {
+    __shared__ int held[MOST_EXPERTS];
     let_next_start();
+    for (int e = threadIdx.x; e < experts; e += SHARE) held[e] = 0;
+    __syncthreads();
     wait_for_previous();
-    for (int e = threadIdx.x; e < experts; e += GROUP_THREADS) counts[e] = 0;
+    const i64 pair = static_cast<i64>(blockIdx.x) * SHARE + threadIdx.x;
+    if (pair < pairs) atomicAdd(&held[ids[pair]], 1);
     __syncthreads();
-    for (i64 p = threadIdx.x; p < pairs; p += GROUP_THREADS) atomicAdd(&counts[ids[p]], 1);
-    __syncthreads();
-    // Running sums of (places, tiles) over experts, one a thread.
-    const int each = static_cast<int>(threadIdx.x) < experts ? counts[threadIdx.x] : 0;
-    const int pieces = (each + static_cast<int>(size) - 1) / static_cast<int>(size);
-    int at = each, tile = pieces;
+    for (int e = threadIdx.x; e < experts; e += SHARE) counts[blockIdx.x * experts + e] = held[e];
+}
+
+// Running sums over the block's threads, of two numbers each.
+__device__ __forceinline__ int2 running_sums(int2 value) {
+    __shared__ int2 warps[SHARE / 32];
+    const int lane = threadIdx.x % 32;
     for (int step = 1; step < 32; step *= 2) {
-        const int before = __shfl_up_sync(0xffffffffu, at, step);
-        const int before_tile = __shfl_up_sync(0xffffffffu, tile, step);
-        if (lane >= step) {
-            at += before;
-            tile += before_tile;
-        }
+        const int x = __shfl_up_sync(0xffffffffu, value.x, step);
+        const int y = __shfl_up_sync(0xffffffffu, value.y, step);
+        if (lane >= step) value = make_int2(value.x + x, value.y + y);
     }
-    if (lane == 31) warps[threadIdx.x / 32] = make_int2(at, tile);
+    if (lane == 31) warps[threadIdx.x / 32] = value;
     __syncthreads();
     for (int w = 0; w < static_cast<int>(threadIdx.x) / 32; ++w) {
-        at += warps[w].x;
-        tile += warps[w].y;
+        value = make_int2(value.x + warps[w].x, value.y + warps[w].y);
     }
-    if (static_cast<int>(threadIdx.x) < experts) {
-        starts[threadIdx.x] = at - each;
-        first_tiles[threadIdx.x] = tile - pieces;
-    }
-    if (threadIdx.x == GROUP_THREADS - 1) used = tile;
     __syncthreads();
-    for (int e = threadIdx.x; e < experts; e += GROUP_THREADS) {
-        int to = first_tiles[e];
-        for (int done = 0; done < counts[e]; done += static_cast<int>(size)) {
-            tiles[to++] =
-                make_int4(e, starts[e] + done, min(static_cast<int>(size), counts[e] - done), 0);
+    return value;
+}
+
+// Pieces of `all` places that cost least; each costs its size, and a little beside.
+__device__ __forceinline__ int pieces_of(int all, u64 sizes) {
+    constexpr int BESIDE = 16;
+    int best = 0, least = 1 << 30;
+    for (int i = 0; i < 4; ++i) {
+        const int size = sizes >> 16 * i & 0xffffu, pieces = (all + size - 1) / size;
+        if (pieces * (size + BESIDE) < least) {
+            least = pieces * (size + BESIDE);
+            best = pieces;
         }
     }
-    for (i64 i = used + threadIdx.x; i <= most; i += GROUP_THREADS) {
-        tiles[i] = make_int4(i == most ? used : 0, 0, 0, 0);
+    return best;
+}
+
+// Sorts the pairs (row, choice) by expert, stably: `source` [pairs] is the row of each sorted place,
+// `place` [pairs] the sorted place of each pair, `tiles` [most] even pieces of one expert's places:
+// (expert, first, count, 0), and count 0 beyond them; tiles[most] holds how many there are. Pieces
+// have at most as many places as one of four `sizes` of sixteen bits, the one that wastes least. Each block places its SHARE pairs, from the counts of
+// all blocks where there are several.
+extern "C" __global__ void __launch_bounds__(SHARE) group_by_expert(
+    const int* ids, i64 pairs, i64 top, i64 experts, u64 sizes, i64 most,
+    const int* counts, int* source, int* place, int4* tiles) {
+    __shared__ u16 before[SHARE / 32][MOST_EXPERTS];
+    __shared__ int starts[MOST_EXPERTS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    let_next_start();
+    for (int e = threadIdx.x; e < SHARE / 32 * MOST_EXPERTS / 2; e += SHARE) {
+        reinterpret_cast<u32*>(before)[e] = 0;
     }
-    // A warp finds the pairs of AT_ONCE experts in one pass over the ids.
-    constexpr int STRIDE = GROUP_THREADS / 32;
-    for (int first = threadIdx.x / 32; first < experts; first += AT_ONCE * STRIDE) {
-        int next[AT_ONCE], left = 0;
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; ++j) {
-            const int e = first + j * STRIDE;
-            next[j] = e < experts ? starts[e] : 0;
-            left += e < experts ? counts[e] : 0;
-        }
-        for (i64 p0 = 0; p0 < pairs && left > 0; p0 += 32) {
-            const int id = p0 + lane < pairs ? ids[p0 + lane] : -1;
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j) {
-                const bool mine = id == first + j * STRIDE;
-                const u32 found = __ballot_sync(0xffffffffu, mine);
-                if (mine) {
-                    const int to = next[j] + __popc(found & ((1u << lane) - 1u));
-                    source[to] = static_cast<int>(p0 + lane) / static_cast<int>(top);
-                    place[p0 + lane] = to;
-                }
-                next[j] += __popc(found);
-                left -= __popc(found);
+    __syncthreads();
+    wait_for_previous();
+    const i64 pair = static_cast<i64>(blockIdx.x) * SHARE + threadIdx.x;
+    const int id = pair < pairs ? ids[pair] : -1;
+    const u32 alike = __match_any_sync(0xffffffffu, id);
+    const int rank = __popc(alike & ((1u << lane) - 1u));
+    if (id >= 0 && rank == 0) before[warp][id] = static_cast<u16>(__popc(alike));
+    __syncthreads();
+    // A thread for each expert, in turns: its pairs in this block's warps, in earlier blocks, in all.
+    int2 done = make_int2(0, 0);
+    for (int first = 0; first < experts; first += SHARE) {
+        const int e = first + threadIdx.x;
+        int own = 0, earlier = 0, all = 0;
+        if (e < experts) {
+            for (int w = 0; w < SHARE / 32; ++w) {
+                const int held = before[w][e];
+                before[w][e] = static_cast<u16>(own);
+                own += held;
+            }
+            all = gridDim.x == 1 ? own : 0;
+#pragma unroll 8
+            for (int block = 0; gridDim.x > 1 && block < gridDim.x; ++block) {
+                const int held = counts[block * experts + e];
+                if (block < blockIdx.x) earlier += held;
+                all += held;
             }
         }
+        const int pieces = all > 0 ? pieces_of(all, sizes) : 0;
+        const int2 sums = running_sums(make_int2(all, pieces));
+        const int start = done.x + sums.x - all;
+        if (e < experts) starts[e] = start + earlier;
+        if (blockIdx.x == 0 && pieces > 0) {
+            const int each = (all + pieces - 1) / pieces;
+            for (int i = 0; i < pieces; ++i) {
+                tiles[done.y + sums.y - pieces + i] =
+                    make_int4(e, start + i * each, max(0, min(each, all - i * each)), 0);
+            }
+        }
+        __shared__ int2 reached;
+        if (threadIdx.x == SHARE - 1) reached = make_int2(done.x + sums.x, done.y + sums.y);
+        __syncthreads();
+        done = reached;
+    }
+    if (id >= 0) {
+        const int to = starts[id] + before[warp][id] + rank;
+        source[to] = static_cast<int>(pair) / static_cast<int>(top);
+        place[pair] = to;
+    }
+    if (blockIdx.x > 0) return;
+    for (i64 i = done.y + threadIdx.x; i <= most; i += SHARE) {
+        tiles[i] = make_int4(i == most ? done.y : 0, 0, 0, 0);
     }
 }
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from kernels_numba.backend import Norm
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CHUNK, CudaMatrix, CudaTensor, CudaVector
-from kernels_numba.gpu.source import RING_BYTES, ROWS, linear_unit, tile_unit
+from kernels_numba.gpu.source import HOPPER, RING_BYTES, ROWS, linear_unit, tile_unit
+from kernels_numba.gpu.wide import Wide
 from kernels_numba.weights import LAYOUTS, Form, Scale
 
 THREADS = 256
@@ -61,12 +62,15 @@ def _stage_bytes(matrix: CudaMatrix, size: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Grouping:
     """Rows dealt to experts: device addresses of the tiles, of how many there are, and of each
-    sorted place's row (0: the place itself), and how many tiles there can be."""
+    sorted place's row (0: the place itself); how many tiles and how many pairs of rows and experts
+    there can be, and how many pairs there are."""
 
     tiles: int
     used: int
     gather: int
     most: int
+    room: int
+    pairs: int
     shape: Shape
 
 
@@ -78,9 +82,20 @@ class Project:
         self._processors = processors
         self._capacity = capacity
         self._input = CudaTensor(capacity, 1, wide=False)
+        self._wide: Wide | None = None
+        if kernels.architecture == HOPPER:
+            self._wide = Wide(kernels, capacity, processors)
+
+    def wide(self, matrix: CudaMatrix, rows: int, *, gated: bool) -> Wide | None:
+        """The device's own kernel for many rows of `matrix`, where it has one."""
+        if self._wide is None or not self._wide.takes(matrix, rows, gated=gated):
+            return None
+        return self._wide
 
     def make_room(self, columns: int) -> None:
         """Let inputs of `columns` values be prepared."""
+        if self._wide is not None:
+            self._wide.make_room(columns)
         if self._input.stride < columns:
             self._input = CudaTensor(self._capacity, columns, wide=False)
 
@@ -109,14 +124,18 @@ class Project:
         matrix: CudaMatrix,
         out: CudaTensor,
         *,
+        norm: Norm | None = None,
+        index: int = 0,
         bias: CudaVector | None = None,
         add: bool = False,
         rows: int = 0,
         grouping: Grouping | None = None,
     ) -> None:
-        """out = matrix · x + bias (+ out); with `grouping`, `rows` of each expert's own."""
-        pointer = 0 if bias is None else bias.pointer
-        self._run("linear", count, x, matrix, rows or matrix.rows, out, pointer, int(add), grouping)
+        """out[r] = matrix · norm(x[index[r]]) + bias (+ out[r]); with `grouping`, `rows` of each
+        expert's own."""
+        output = (*out.target, 0 if bias is None else bias.pointer, int(add))
+        source = (x, norm, index)
+        self._run("linear", count, source, matrix, rows or matrix.rows, output, grouping)
 
     def gated(
         self,
@@ -125,27 +144,52 @@ class Project:
         matrix: CudaMatrix,
         out: CudaTensor,
         *,
+        norm: Norm | None = None,
         rows: int = 0,
         grouping: Grouping | None = None,
     ) -> None:
-        """out = silu(gate · x) · (up · x), [gate; up] of `rows` rows each."""
-        self._run("gated", count, x, matrix, rows or matrix.rows // 2, out, 0, 0, grouping)
+        """out = silu(gate · norm(x)) · (up · norm(x)), [gate; up] of `rows` rows each."""
+        output = (*out.target, 0, 0)
+        self._run("gated", count, (x, norm, 0), matrix, rows or matrix.rows // 2, output, grouping)
 
     def _run(
         self,
         kind: str,
         count: int,
-        x: CudaTensor,
+        source: tuple[CudaTensor, Norm | None, int],
         matrix: CudaMatrix,
         rows: int,
-        out: CudaTensor,
-        bias: int,
-        add: int,
+        output: tuple[int, ...],
         grouping: Grouping | None,
     ) -> None:
         shape = shape_of(count, widest_tile(matrix)) if grouping is None else grouping.shape
+        wide = None if shape.few else self.wide(matrix, rows, gated=kind == "gated")
+        if wide is not None and wide.gives(output, gated=kind == "gated"):
+            self._widely(wide, kind, count, source, matrix, rows, output, grouping)
+            return
         run = self._stream if shape.few else self._tile
-        run(kind, shape, count, x, matrix, rows, (*out.target, bias, add), grouping)
+        run(kind, shape, count, self.input(count, *source), matrix, rows, output, grouping)
+
+    def _widely(
+        self,
+        wide: Wide,
+        kind: str,
+        count: int,
+        source: tuple[CudaTensor, Norm | None, int],
+        matrix: CudaMatrix,
+        rows: int,
+        output: tuple[int, ...],
+        grouping: Grouping | None,
+    ) -> None:
+        kind = "gated" if kind == "gated" else "plain"
+        x, norm, index = source
+        if grouping is None:
+            inputs = wide.weave(count, self._capacity, x, matrix, norm, index)
+            wide.run(kind, count, inputs, matrix, rows, output, 0, 0)
+            return
+        x = self.input(count, x, norm, index)
+        inputs = wide.weave(grouping.pairs, grouping.room, x, matrix, None, grouping.gather)
+        wide.run(kind, grouping.pairs, inputs, matrix, rows, output, grouping.tiles, grouping.most)
 
     def _stream(
         self,

@@ -85,6 +85,68 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_rows(
     }
 }
 
+// 1 / sqrt(mean(x^2) + eps), the same in every thread, added up as norm_rows does.
+__device__ __forceinline__ float inverse_norm(const u8* x, i64 wide, i64 width, double eps) {
+    __shared__ float parts[NORM_THREADS / 32];
+    float sum = 0.0f;
+    for (i64 i = threadIdx.x; i < width; i += NORM_THREADS) {
+        const float value = load_value(x, i, wide);
+        sum = __fmaf_rn(value, value, sum);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = parts[0];
+    for (int w = 1; w < NORM_THREADS / 32; ++w) sum += parts[w];
+    return 1.0f / sqrtf(sum / static_cast<float>(width) + static_cast<float>(eps));
+}
+
+// Which value stands at 8 j + 2 t + c of a woven row of weights' form `form`. A lane t of linear.cu's
+// multiplies word m of its eight values in matrix instruction m / 2 of step s; here j = 4 s + m, so
+// that what one instruction multiplies stands together.
+__device__ __forceinline__ i64 woven_value(i64 form, i64 j, int t, int c) {
+    const i64 s = j / 4;
+    const int m = static_cast<int>(j % 4);
+    if (form == 1) return 32 * s + 8 * t + 2 * m + c;
+    return s / 4 * 128 + 32 * t + s % 4 * 8 + m + 4 * c;
+}
+
+// The same as norm_rows to bf16 rows of `padded` values, woven for tile_hopper.cu.
+extern "C" __global__ void __launch_bounds__(NORM_THREADS) weave_rows(
+    const void* x, i64 x_stride, i64 x_wide, const int* index, const float* weight, double eps,
+    i64 width, uint4* out, i64 padded, i64 form) {
+    let_next_start();
+    wait_for_previous();
+    const i64 source = index == nullptr ? blockIdx.x : index[blockIdx.x];
+    const u8* from = row_at(x, source, x_stride, x_wide);
+    uint4* to = out + blockIdx.x * (padded / 8);
+    if (form == 1 && !x_wide && weight == nullptr && width == padded) {
+        // Pairs keep together: words of four by four change places.
+        const u32* words = reinterpret_cast<const u32*>(from);
+        for (i64 j = threadIdx.x; j < padded / 8; j += NORM_THREADS) {
+            const u32* own = words + j / 4 * 16 + j % 4;
+            to[j] = make_uint4(own[0], own[4], own[8], own[12]);
+        }
+        return;
+    }
+    const float inverse = weight == nullptr ? 0.0f : inverse_norm(from, x_wide, width, eps);
+    for (i64 j = threadIdx.x; j < padded / 8; j += NORM_THREADS) {
+        u32 words[4];
+#pragma unroll
+        for (int t = 0; t < 4; ++t) {
+            float pair[2];
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const i64 i = woven_value(form, j, t, c);
+                pair[c] = i < width ? load_value(from, i, x_wide) : 0.0f;
+                if (weight != nullptr && i < width) pair[c] = pair[c] * inverse * weight[i];
+            }
+            words[t] = pack_bf16(pair[0], pair[1]);
+        }
+        to[j] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
 // out[r][at + i] = x[r][i]. Grid: (rows, width / 256).
 extern "C" __global__ void copy_rows(
     const void* x, i64 x_stride, i64 x_wide, i64 width, void* out, i64 out_stride, i64 out_wide,

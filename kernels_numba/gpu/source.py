@@ -22,11 +22,13 @@ def source(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One compilation: a source and the constants it is compiled for."""
+    """One compilation: a source, the constants it is compiled for and, where it uses instructions
+    of one architecture alone, which."""
 
     name: str
     defines: tuple[tuple[str, int], ...] = ()
     flags: tuple[str, ...] = ()
+    architecture: str = ""
 
     @property
     def text(self) -> str:
@@ -63,6 +65,23 @@ def tile_unit(form: Form, group: int = 0) -> Unit:
     return Unit("tile", _format(form, group))
 
 
+WIDE_FORMS = (Form.BF16, Form.NVFP4)
+"""Forms that Hopper's own kernel multiplies."""
+HOPPER = "sm_90a"
+
+
+def wide_unit(form: Form) -> Unit:
+    return Unit("tile_hopper", (("FORMAT", int(form)),), architecture=HOPPER)
+
+
+WIDE_HEADS = (64, 128)
+"""Widths of heads that Hopper's own attention takes."""
+
+
+def attend_wide_unit(head_dim: int) -> Unit:
+    return Unit("attend_hopper", (("HEAD_DIM", head_dim),), architecture=HOPPER)
+
+
 def attention_unit(head_dim: int) -> Unit:
     return Unit("attention", (("HEAD_DIM", padded_head(head_dim)),))
 
@@ -82,9 +101,10 @@ RANDOM, STEP, COLLECTIVE = (
 def shared_units() -> list[Unit]:
     """What every model may need, whatever its heads."""
     matrices = [unit(*form) for unit in (linear_unit, tile_unit) for form in FORMS]
-    return [ROWS, ROTARY, MOE, PICK, STEP, *matrices]
+    return [ROWS, ROTARY, MOE, PICK, STEP, *matrices, *map(wide_unit, WIDE_FORMS)]
 
 
 def all_units(head_dims: tuple[int, ...] = (16, 64, 96, 128, 256)) -> list[Unit]:
     """Every source in every form it is compiled in, for heads of these widths."""
-    return [*shared_units(), RANDOM, COLLECTIVE, *map(attention_unit, head_dims)]
+    wide = map(attend_wide_unit, WIDE_HEADS)
+    return [*shared_units(), RANDOM, COLLECTIVE, *map(attention_unit, head_dims), *wide]

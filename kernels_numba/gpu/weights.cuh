@@ -130,12 +130,17 @@ struct Output {
     const float* bias;
     i64 add;
 
-    __device__ __forceinline__ float scaled(float sum, i64 weight_row) const {
-        return factors == nullptr ? sum : __fmul_rn(sum, factors[weight_row]);
+    // A factor of one changes no bit.
+    __device__ __forceinline__ float factor(i64 weight_row) const {
+        return factors == nullptr ? 1.0f : factors[weight_row];
+    }
+
+    __device__ __forceinline__ static float gate(float gate, float up) {
+        return __fmul_rn(__fdividef(gate, __fadd_rn(1.0f, __expf(-gate))), up);
     }
 
     __device__ __forceinline__ void plain(i64 row, i64 n, i64 weight_row, float sum) const {
-        float value = scaled(sum, weight_row);
+        float value = __fmul_rn(sum, factor(weight_row));
         u8* to = row_at(out, row, stride, wide);
         if (bias != nullptr) value = __fadd_rn(value, bias[n]);
         if (add) value = __fadd_rn(load_value(to, n, wide), value);
@@ -143,10 +148,9 @@ struct Output {
     }
 
     __device__ __forceinline__ void gated(
-        i64 row, i64 n, i64 gate_row, i64 up_row, float gate, float up) const {
-        const float g = scaled(gate, gate_row);
-        const float u = scaled(up, up_row);
-        const float silu = __fdiv_rn(g, __fadd_rn(1.0f, expf(-g)));
-        store_value(row_at(out, row, stride, wide), n, wide, __fmul_rn(silu, u));
+        i64 row, i64 n, i64 gate_row, i64 up_row, float gate_sum, float up_sum) const {
+        const float value = gate(
+            __fmul_rn(gate_sum, factor(gate_row)), __fmul_rn(up_sum, factor(up_row)));
+        store_value(row_at(out, row, stride, wide), n, wide, value);
     }
 };

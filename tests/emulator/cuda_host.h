@@ -269,6 +269,7 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fdividef(float a, float b) { return a / b; }
 inline double __longlong_as_double(long long v) { return emulated_bits<double>(v); }
 inline long long __double_as_longlong(double v) { return emulated_bits<long long>(v); }
 inline double __dmul_rn(double a, double b) { return a * b; }
@@ -380,6 +381,17 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
     emulated::warp_barrier();
     return found;
 }
+template <typename T>
+inline unsigned __match_any_sync(unsigned, T value) {
+    unsigned alike = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+        const T other = emulated_from(value, lane);
+        if (__ballot_sync(0xffffffffu, other == value) >> emulated::own_lane() & 1u) {
+            alike |= 1u << lane;
+        }
+    }
+    return alike;
+}
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
 
@@ -449,6 +461,20 @@ inline void ptx_ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(
             word |= static_cast<unsigned>(static_cast<const uint16_t*>(from)[lane / 4]) << (16 * half);
         }
         *out[matrix] = word;
+    }
+    emulated::warp_barrier();
+}
+
+inline void ptx_ldmatrix_sync_aligned_m8n8_x4_shared_b16(
+    unsigned& r0, unsigned& r1, unsigned& r2, unsigned& r3, unsigned address) {
+    emulated::Warp& warp = emulated::own_warp();
+    const int lane = emulated::own_lane();
+    warp.slots[lane] = address;
+    emulated::warp_barrier();
+    unsigned* out[4] = {&r0, &r1, &r2, &r3};
+    for (int matrix = 0; matrix < 4; ++matrix) {
+        const uint32_t row = static_cast<uint32_t>(warp.slots[8 * matrix + lane / 4]);
+        memcpy(out[matrix], static_cast<const char*>(emulated::shared_pointer(row)) + lane % 4 * 4, 4);
     }
     emulated::warp_barrier();
 }

@@ -87,6 +87,8 @@ def library(unit: Unit, copy: int = 0) -> ctypes.CDLL:
 class EmulatedKernels:
     """Launches run at once, in the caller's thread, or when the recorded graph does."""
 
+    architecture = "emulated"
+
     def __init__(self, copy: int = 0) -> None:
         self._copy = copy
 

@@ -29,13 +29,21 @@ class WorkspaceShape:
     selected: int = 0
     extra: tuple[tuple[str, int], ...] = ()
 
-    def row_bytes(self) -> int:
-        """float32 bytes per row, kernels' own scratch included."""
-        held = 3 * self.hidden + self.qkv + self.queries + self.attended + self.intermediate
-        held += self.partial + self.kv + self.selected + sum(width for _, width in self.extra)
-        scratch = self.hidden + max(2 * self.intermediate, self.qkv)
-        pairs = self.experts_per_token * (2 * self.hidden + 3 * self.intermediate)
-        return 4 * (held + scratch + pairs)
+    def row_bytes(self, *, narrow: bool = False) -> int:
+        """Bytes per row, kernels' own scratch included; `narrow` where activations are bf16 and
+        only sums are float32."""
+        sums = 2 * self.hidden + self.qkv + self.partial + sum(width for _, width in self.extra)
+        rest = self.hidden + self.queries + self.attended + self.intermediate + self.kv
+        rest += self.selected
+        if not narrow:
+            scratch = self.hidden + max(2 * self.intermediate, self.qkv)
+            pairs = self.experts_per_token * (2 * self.hidden + 3 * self.intermediate)
+            return 4 * (sums + rest + scratch + pairs)
+        # A projection's input twice, normed and as its kernel wants it; for every expert of a row
+        # the input, what is between, and the result in float32.
+        widest = max(self.hidden, self.attended, self.intermediate)
+        pair = 2 * (max(self.hidden, self.intermediate) + self.intermediate) + 4 * self.hidden
+        return 4 * sums + 2 * (rest + 2 * widest) + self.experts_per_token * pair
 
 
 class Workspace:

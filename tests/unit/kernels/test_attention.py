@@ -106,6 +106,38 @@ def test_batch_mates_do_not_change_a_row(backend) -> None:
             np.testing.assert_array_equal(row, alone[slot])
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+def test_prompts_of_several_requests_share_a_step_with_decode(backend, dim) -> None:
+    lengths = (134, 40, 33)
+    angles = np.outer(np.arange(140), 1.0 / 10 ** np.arange(dim // 4)).astype(np.float32)
+    requests = [Request(n, dim, angles.astype(np.float64), n) for n in lengths]
+
+    def filled(order: list[int]) -> Harness:
+        harness = Harness(backend, dim, angles)
+        for place, slot in enumerate(order):
+            harness.rows.tables[slot, :10] = np.arange(10) + 10 * place
+        return harness
+
+    def work(slot: int, first: int, last: int) -> list[tuple[int, Request, int]]:
+        return [(slot, requests[slot], t) for t in range(first, last)]
+
+    # The second chunk of one prompt, two short prompts with a decode row between them, and another.
+    harness = filled([2, 0, 1])
+    harness.feed(work(0, 0, 80))
+    harness.feed(work(2, 0, 32))
+    together = [*work(0, 80, 133), *work(2, 32, 33), *work(1, 0, 39)]
+    rows = dict(zip([(s, t) for s, _, t in together], harness.feed(together), strict=True))
+    last = [*work(1, 39, 40), *work(0, 133, 134)]
+    rows |= dict(zip([(s, t) for s, _, t in last], harness.feed(last), strict=True))
+    few = filled([0, 1, 2])
+    for slot, length in enumerate(lengths):
+        for first in range(0, length, 7):
+            part = work(slot, first, min(first + 7, length))
+            for (_, _, t), row in zip(part, few.feed(part), strict=True):
+                if (slot, t) in rows:
+                    np.testing.assert_array_equal(rows[slot, t], row)
+
+
 def test_blocks_must_divide_a_span(backend) -> None:
     if backend.name != "cpu":
         pytest.skip("spans of the CUDA backend may cross blocks")

@@ -9,7 +9,7 @@ from kernel_oracles import CAPACITY, bf16_rows, close, random_part, rows_of, ten
 from kernels_numba.backend import Experts, Routing
 from kernels_numba.weights import Form
 
-EXPERTS, TOP, HIDDEN, INNER = 8, 3, 64, 32
+EXPERTS, TOP, HIDDEN, INNER = 8, 4, 64, 32
 
 
 FORMS = [Form.BF16, Form.NVFP4, Form.FP8_BLOCK]
@@ -78,7 +78,7 @@ def test_equal_scores_go_to_the_lower_expert(backend) -> None:
     rows, routes = rows_of(backend, 2), backend.routes(TOP)
     backend.route(rows, backend.tensor(HIDDEN), routing, routes)
     ids, weights = backend.read_routes(routes, 2)
-    np.testing.assert_array_equal(ids, [[0, 1, 2]] * 2)
+    np.testing.assert_array_equal(ids, [[0, 1, 2, 3]] * 2)
     np.testing.assert_array_equal(weights, np.full((2, TOP), 0.5, np.float32))
 
 
