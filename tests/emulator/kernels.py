@@ -79,7 +79,9 @@ def library(unit: Unit, copy: int = 0) -> ctypes.CDLL:
     if copy:
         again = built.with_name(f"{built.stem}-{copy}.so")
         if not again.exists():
-            shutil.copy(built, again)
+            # Whole or absent: another run may look for it at the same time.
+            with tempfile.TemporaryDirectory(dir=built.parent) as scratch:
+                Path(shutil.copy(built, scratch)).replace(again)
         built = again
     return ctypes.CDLL(str(built))
 
