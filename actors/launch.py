@@ -101,6 +101,11 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0) -> Deployment:
     backend, device = choose_backend(engine.backend, wanted)
     if settings.world_size > 1:
         require_served(engine.collective, backend)
+        if backend == "cuda":
+            raise ConfigError(
+                "not supported yet: a world_size above 1 on GPUs, whose ranks did not agree on two "
+                'real devices; take one GPU, or engine.backend "cpu"'
+            )
     plan, room = None, None
     if backend == "scripted":
         limits = _scripted_limits(settings, files.directory)
