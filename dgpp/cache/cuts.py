@@ -28,12 +28,14 @@ def cuts_of(shape: CacheShape, tokens: int, boundaries: Sequence[int], attached:
     what lies before it alone, so that prompts that begin alike cut alike.
     """
     last = shape.floor(tokens - 1)
-    least = max(shape.min_tokens, 1)
-    wanted = {last: Kind.TAIL} if shape.paged_only else _snapshots(shape, tokens, boundaries, least)
+    least = max(shape.min_tokens, attached + 1)
+    if shape.paged_only:
+        return [Cut(last, Kind.TAIL)] if last >= least else []
+    wanted = _snapshots(shape, tokens, boundaries, max(shape.min_tokens, 1))
     return [
         Cut(position, kind)
         for position, kind in sorted(wanted.items())
-        if max(least, attached + 1) <= position <= last
+        if least <= position <= last
     ]
 
 

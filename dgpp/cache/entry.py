@@ -31,7 +31,8 @@ class Node:
 
     `key` are the packed ids of the unit, followed by those that its drafts looked ahead at.
     `children` by their keys. A node lives as long as it has children or entries; `gone` then.
-    `decoded` says that decode, not prefill, wrote some of its rows.
+    Of the whole prefix, `decoded` tokens lie in units some of whose rows decode wrote, and `mark`
+    is a checksum.
     """
 
     __slots__ = (
@@ -39,24 +40,29 @@ class Node:
         "children",
         "decoded",
         "depth",
-        "digest",
         "entries",
         "gone",
         "key",
+        "mark",
         "parent",
     )
 
     def __init__(
-        self, parent: Node | None, key: bytes, blocks: tuple[int, ...], digest: bytes
+        self,
+        parent: Node | None,
+        key: bytes,
+        blocks: tuple[int, ...],
+        mark: int = 0,
+        decoded: int = 0,
     ) -> None:
         self.parent = parent
         self.key = key
         self.blocks = blocks
-        self.digest = digest
+        self.mark = mark
+        self.decoded = decoded
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[bytes, Node] = {}
         self.entries: dict[bytes, Entry] = {}
-        self.decoded = False
         self.gone = False
 
 

@@ -10,7 +10,7 @@ from dgpp.cache.lease import Match
 from dgpp.cache.prefix_cache import PrefixCache
 from dgpp.cache.tree import ID_BYTES, common_tokens
 
-BRANCHES = 64
+BRANCHES = 8
 """Continuations that are compared with the prompt's own."""
 
 
@@ -31,7 +31,7 @@ def explain(
         return f"an entry of {evicted.position} tokens was evicted, {ago} evictions ago"
     if not len(cache):
         return "the cache is empty"
-    reached = tree.walk(ids, most)
+    reached = tree.walk(ids, most, match.node)
     same = reached.depth * shape.unit
     if same > match.tokens:
         return f"{same} tokens are the same as before, but no entry ends at a cut of them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 GHOSTS = 4096
@@ -18,27 +19,29 @@ class Ghost(NamedTuple):
 
 
 class Ghosts:
-    """The last evictions, by the digest of the prefix."""
+    """The last evictions, by the mark of the prefix."""
 
-    __slots__ = ("_by_digest", "evictions")
+    __slots__ = ("_by_mark", "evictions")
 
     def __init__(self) -> None:
-        self._by_digest: dict[bytes, Ghost] = {}
+        self._by_mark: dict[int, Ghost] = {}
         self.evictions = 0
 
     def __len__(self) -> int:
-        return len(self._by_digest)
+        return len(self._by_mark)
 
-    def add(self, digest: bytes, position: int, line: int, used: int) -> None:
+    def add(self, mark: int, position: int, line: int, used: int) -> None:
         self.evictions += 1
-        self._by_digest.pop(digest, None)
-        self._by_digest[digest] = Ghost(position, self.evictions, line, used)
-        if len(self._by_digest) > GHOSTS:
-            del self._by_digest[next(iter(self._by_digest))]
+        self._by_mark.pop(mark, None)
+        self._by_mark[mark] = Ghost(position, self.evictions, line, used)
+        if len(self._by_mark) > GHOSTS:
+            del self._by_mark[next(iter(self._by_mark))]
 
-    def find(self, digest: bytes) -> Ghost | None:
-        return self._by_digest.get(digest)
-
-    def take(self, digest: bytes) -> Ghost | None:
-        """`find`, and forget it: a return is one return."""
-        return self._by_digest.pop(digest, None)
+    def longest(self, marks: Iterable[int]) -> Ghost | None:
+        """Of the prefixes with `marks`, ascending, the longest that was evicted. All of them are
+        forgotten: a return is one return."""
+        take = self._by_mark.pop
+        found = None
+        for mark in marks:
+            found = take(mark, None) or found
+        return found

@@ -10,7 +10,7 @@ MEMORY = 64
 MARGIN = 8
 """The lead, in parts of the cached weight, from which the other order is taken."""
 
-_NOWHERE = Node(None, b"", (), b"")
+_NOWHERE = Node(None, b"", ())
 
 
 class Shadow:

@@ -15,11 +15,15 @@ from dgpp.cache.lease import Lease, Match
 from dgpp.cache.retention import Retention
 from dgpp.cache.shape import CacheShape
 from dgpp.cache.statistics import CacheCounters, CacheStatistics
-from dgpp.cache.tree import PrefixTree, blocks_of, matching_entry
+from dgpp.cache.tree import PrefixTree, matching_entry
 from dgpp.sched.blocks import BlockPool
 from dgpp.sched.operations import OperationStream, Sink
 from dgpp.sched.plan import Keep
 
+RESERVE_PARTS, MOST_RESERVE = 16, 128
+"""Blocks that are kept free of the cache: this part of the pool, but no more than this many."""
+EASE = 12
+"""Blocks that a tick evicts towards that."""
 CLIMB = 64
 """Units looked through for the entry that a hit between entries belongs to."""
 
@@ -39,6 +43,7 @@ class PrefixCache:
         self.ghosts = Ghosts()
         self.decisions = OperationStream(sink)
         self._pool = pool
+        self._reserve = min(pool.total // RESERVE_PARTS, MOST_RESERVE)
         self._retention = Retention()
         self._judge = Judge()
         self._snapshots = list(range(shape.snapshots - 1, -1, -1))
@@ -66,37 +71,30 @@ class PrefixCache:
 
     def match(self, ids: bytes, tokens: int) -> Match:
         """The longest prefix of the `tokens` packed `ids` that is cached, the last id excluded."""
-        shape, tree = self.shape, self.tree
+        shape = self.shape
         most = shape.floor(tokens - 1)
-        node = tree.walk(ids, most)
-        entry = matching_entry(node, ids, most, shape.unit)
+        node, blocks = self.tree.find(ids, most)
+        entry = matching_entry(node, ids, most, shape.unit) if node.entries else None
         if not shape.paged_only:
             while entry is None and node.parent is not None:
                 node = node.parent
                 entry = matching_entry(node, ids, most, shape.unit)
-        path = tree.path(node)
-        found = node.depth * shape.unit
-        decoded = sum(shape.unit for each in path if each.decoded)
-        if entry is None or not entry.tail:
-            snapshot = -1 if entry is None or shape.paged_only else entry.snapshot
-            return Match(node, entry, found, blocks_of(path), snapshot, -1, decoded)
-        if entry.kind is Kind.CLOSE:
-            decoded += entry.position - found
-        snapshot = -1 if shape.paged_only else entry.snapshot
-        return Match(
-            node, entry, entry.position, blocks_of(path), snapshot, entry.tail_block, decoded
-        )
+            del blocks[node.depth * shape.unit_blocks :]
+        found, tail, decoded = node.depth * shape.unit, -1, node.decoded
+        if entry is not None and entry.tail:
+            tail = entry.tail_block
+            if entry.kind is Kind.CLOSE:
+                decoded += entry.position - found
+            found = entry.position
+        snapshot = -1 if entry is None or shape.paged_only else entry.snapshot
+        return Match(node, entry, found, tuple(blocks), snapshot, tail, decoded)
 
     def missed(self, ids: bytes, tokens: int, match: Match) -> Ghost | None:
         """The longest evicted prefix of the prompt that goes beyond `match`."""
-        found = None
-        if len(self.ghosts):
-            most = self.shape.floor(tokens - 1)
-            for position, digest in self.tree.digests(ids, match.node, most):
-                ghost = self.ghosts.take(digest)
-                if ghost is not None and ghost.position >= position:
-                    found = ghost
-        return found
+        if not len(self.ghosts):
+            return None
+        marks = self.tree.marks(ids, match.node, self.shape.floor(tokens - 1))
+        return self.ghosts.longest(marks)
 
     def hold(self, match: Match) -> None:
         """What `match` found stays as it is through this tick."""
@@ -104,7 +102,7 @@ class PrefixCache:
             match.entry.tick = self._tick
 
     def attach(self, match: Match, owner: str, missed: Ghost | None = None) -> Lease:
-        """Give `owner` what `match` found: its blocks get one more owner."""
+        """`owner`, who has become an owner of its blocks, takes what `match` found."""
         counters = self.counters
         lease = Lease(match.node, kept=match.tokens)
         self.hold(match)
@@ -115,7 +113,6 @@ class PrefixCache:
             return lease
         counters.hits += 1
         counters.tokens_saved += match.tokens
-        self._pool.retain(match.blocks)
         entry = match.entry or self._entry_near(match.node)
         if entry is not None and entry.number in self._entries:
             self._use(entry, lease, match, learn=missed is None)
@@ -206,10 +203,10 @@ class PrefixCache:
         if node.gone:
             # The snapshot was the one of an entry on this way.
             node = tree.walk(ids, position)
-        made = 0
-        while node.depth < depth:
-            node = self._grow(node, ids, blocks, read)
-            made += 1
+        made = depth - node.depth
+        each = shape.unit_blocks
+        self._pool.cache(blocks[node.depth * each : depth * each])
+        node = tree.grow(node, ids, depth, blocks, each, read)
         weight = max(1, made) if shape.paged_only else 1
         entry = Entry(self._made, node, position, kind, taken, weight, asked=read)
         entry.tail, entry.tail_block = tree.tail(ids, node, position), copy
@@ -218,14 +215,6 @@ class PrefixCache:
         self._count(kind)
         self._note(kind.value, owner, position, taken)
         return self._keep(lease, slot, taken, blocks[depth * shape.unit_blocks :], copy)
-
-    def _grow(self, node: Node, ids: bytes, blocks: Sequence[int], read: int) -> Node:
-        start = node.depth * self.shape.unit_blocks
-        held = tuple(blocks[start : start + self.shape.unit_blocks])
-        self._pool.cache(held)
-        child = self.tree.grow(node, self.tree.key(ids, node.depth), held)
-        child.decoded = child.depth * self.shape.unit > read
-        return child
 
     def _admit(self, entry: Entry, lease: Lease) -> None:
         """Put `entry` into its place, and let it replace what it continues."""
@@ -346,15 +335,27 @@ class PrefixCache:
         """Evict until `blocks` are free; False where the cache holds too little for that."""
         pool = self._pool
         while pool.free < blocks:
-            if not pool.reclaimable:
+            if not pool.reclaimable or not self._shrink(blocks):
                 return False
-            victim = self._retention.pick(self._frees) or self._retention.pick(self._is_leaf)
-            if victim is None:
-                return False
-            if self.shape.paged_only:
-                self._trim(victim, blocks)
-            else:
-                self._evict(victim)
+        return True
+
+    def ease(self) -> None:
+        """Evict a little where few blocks are free, so that who comes next need not wait for all of
+        it."""
+        pool = self._pool
+        free = pool.free
+        if free < self._reserve and pool.reclaimable >= EASE:
+            self._shrink(min(free + EASE, self._reserve))
+
+    def _shrink(self, blocks: int) -> bool:
+        """Evict one entry, or as much of its end as makes `blocks` free; False where none can."""
+        victim = self._retention.pick(self._frees) or self._retention.pick(self._is_leaf)
+        if victim is None:
+            return False
+        if self.shape.paged_only:
+            self._trim(victim, blocks)
+        else:
+            self._evict(victim)
         return True
 
     def _is_leaf(self, entry: Entry) -> bool:
@@ -379,31 +380,43 @@ class PrefixCache:
         del node.entries[entry.tail]
         weight = entry.weight - bool(entry.tail)
         self._drop_tail(entry)
+        lacking = blocks - pool.free
+        gone: list[int] = []
+        kept = False
         while not node.children and not node.entries and node.parent is not None:
             rest = node.depth * self.shape.unit
-            if rest >= least and pool.free >= blocks:
-                entry.node, entry.position, entry.tail = node, rest, b""
-                node.entries[b""] = entry
-                self._retention.resize(entry, max(1, weight))
-                return
+            kept = rest >= least and lacking <= 0
+            if kept:
+                break
+            for block in reversed(node.blocks):
+                lacking -= pool.references(block) == 1
+                gone.append(block)
             above = node.parent
-            self._drop(node)
+            self.tree.remove(node)
             weight -= 1
             node = above
-        self._lose(entry)
+        # In the order of the prefix, as they were reserved.
+        gone.reverse()
+        pool.uncache(gone)
+        if not kept:
+            self._lose(entry)
+            return
+        entry.node, entry.position, entry.tail = node, node.depth * self.shape.unit, b""
+        node.entries[b""] = entry
+        self._retention.resize(entry, max(1, weight))
 
     def _evict(self, entry: Entry) -> None:
         node = entry.node
         self._note_eviction(entry)
         self._forget(entry)
+        gone: list[int] = []
         while not node.children and not node.entries and node.parent is not None:
             above = node.parent
-            self._drop(node)
+            gone.extend(reversed(node.blocks))
+            self.tree.remove(node)
             node = above
-
-    def _drop(self, node: Node) -> None:
-        self._pool.uncache(node.blocks)
-        self.tree.remove(node)
+        gone.reverse()
+        self._pool.uncache(gone)
 
     def _drop_tail(self, entry: Entry) -> None:
         if entry.tail_block >= 0:
@@ -423,7 +436,7 @@ class PrefixCache:
 
     def _note_eviction(self, entry: Entry) -> None:
         self.counters.evictions += 1
-        self.ghosts.add(entry.node.digest, entry.position, entry.line, entry.used)
+        self.ghosts.add(entry.node.mark, entry.position, entry.line, entry.used)
         self._note("evict", str(entry.number), entry.position, entry.snapshot)
 
     def _note(self, operation: str, owner: str, position: int, snapshot: int) -> None:

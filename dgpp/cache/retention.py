@@ -168,14 +168,16 @@ class Retention:
         """The entry to lose next among those that `fits` accepts; None where it accepts none."""
         if self.keeping:
             self._balance()
-        recent = self._recent.entries.values()
-        settled = reversed(self._settled.entries.values())
-        crowded = self._recent.weight * PARTS >= self.weight * (PARTS - SETTLED_PARTS)
-        groups: list[Iterable[Entry]] = [
-            self._replaced.values(),
-            self._passing.entries.values(),
-            *((recent, settled) if crowded else (settled, recent)),
-        ]
+        for first in (self._replaced, self._passing.entries):
+            for entry in first.values():
+                if fits(entry):
+                    return entry
+        recent, settled = self._recent, self._settled
+        groups: list[Iterable[Entry]] = [recent.entries.values()]
+        if settled.entries:
+            groups.append(reversed(settled.entries.values()))
+            if recent.weight * PARTS < self.weight * (PARTS - SETTLED_PARTS):
+                groups.reverse()
         return next((entry for group in groups for entry in group if fits(entry)), None)
 
     def _balance(self) -> None:
@@ -221,10 +223,12 @@ class Retention:
         self._recent.append(entry)
 
     def _segment(self, entry: Entry) -> Segment | None:
-        for segment in (self._recent, self._settled, self._passing):
-            if entry.number in segment.entries:
-                return segment
-        return None
+        number = entry.number
+        if number in self._recent.entries:
+            return self._recent
+        if number in self._settled.entries:
+            return self._settled
+        return self._passing if number in self._passing.entries else None
 
     def _leave(self, entry: Entry) -> None:
         segment = self._segment(entry)

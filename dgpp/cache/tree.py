@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from collections.abc import Iterator, Sequence
 
 from dgpp.cache.entry import Entry, Node
 
 ID_BYTES = 4
-DIGEST_BYTES = 16
-
-
-def unit_digest(parent: bytes, key: bytes) -> bytes:
-    """Names a prefix in 16 bytes: that of its last unit, chained to the units before."""
-    return hashlib.blake2b(key, key=parent, digest_size=DIGEST_BYTES).digest()
 
 
 class PrefixTree:
@@ -29,7 +23,7 @@ class PrefixTree:
         self.unit = unit
         self._step = unit * ID_BYTES
         self._ahead = lookahead * ID_BYTES
-        self.root = Node(None, b"", (), b"")
+        self.root = Node(None, b"", ())
         self.nodes = 0
 
     def walk(self, ids: bytes, tokens: int, start: Node | None = None) -> Node:
@@ -45,10 +39,17 @@ class PrefixTree:
             node = child
         return node
 
-    def key(self, ids: bytes, depth: int) -> bytes:
-        """The key of the unit after `depth` others."""
-        start = depth * self._step
-        return ids[start : start + self._step + self._ahead]
+    def find(self, ids: bytes, tokens: int) -> tuple[Node, list[int]]:
+        """`walk` from the root, and the blocks on the way."""
+        node, step, width = self.root, self._step, self._step + self._ahead
+        blocks: list[int] = []
+        for at in range(0, tokens * ID_BYTES - step + 1, step):
+            child = node.children.get(ids[at : at + width])
+            if child is None:
+                break
+            node = child
+            blocks += node.blocks
+        return node, blocks
 
     def tail(self, ids: bytes, node: Node, position: int) -> bytes:
         """What an entry of `position` tokens at `node` must match beyond it."""
@@ -56,12 +57,24 @@ class PrefixTree:
         end = position * ID_BYTES
         return ids[start : end + self._ahead] if end > start else b""
 
-    def grow(self, node: Node, key: bytes, blocks: tuple[int, ...]) -> Node:
-        """A new child of `node`, which had none for `key`."""
-        child = Node(node, key, blocks, unit_digest(node.digest, key))
-        node.children[key] = child
-        self.nodes += 1
-        return child
+    def grow(
+        self, node: Node, ids: bytes, depth: int, blocks: Sequence[int], each: int, read: int
+    ) -> Node:
+        """New nodes from `node`, which has none for the next unit of `ids`, down to `depth`.
+
+        `blocks` are those of the whole prefix, `each` a unit; decode wrote the rows from position
+        `read` on. Returns the deepest node.
+        """
+        step, width, unit = self._step, self._step + self._ahead, self.unit
+        self.nodes += depth - node.depth
+        for at in range(node.depth, depth):
+            key = ids[at * step : at * step + width]
+            held = tuple(blocks[at * each : at * each + each])
+            decoded = node.decoded + (unit if (at + 1) * unit > read else 0)
+            child = Node(node, key, held, zlib.crc32(key, node.mark), decoded)
+            node.children[key] = child
+            node = child
+        return node
 
     def remove(self, node: Node) -> None:
         """Take out `node`, which has neither children nor entries."""
@@ -70,21 +83,11 @@ class PrefixTree:
         node.gone = True
         self.nodes -= 1
 
-    def path(self, node: Node) -> list[Node]:
-        """The nodes from the first unit to `node`."""
-        found: list[Node] = []
-        while node.parent is not None:
-            found.append(node)
-            node = node.parent
-        found.reverse()
-        return found
-
-    def digests(self, ids: bytes, node: Node, tokens: int) -> Iterator[tuple[int, bytes]]:
-        """(position, digest) of the units of `ids` after `node`, up to `tokens`."""
-        digest = node.digest
-        for depth in range(node.depth, tokens // self.unit):
-            digest = unit_digest(digest, self.key(ids, depth))
-            yield (depth + 1) * self.unit, digest
+    def marks(self, ids: bytes, node: Node, tokens: int) -> list[int]:
+        """The marks of the units of `ids` after `node`, up to `tokens`."""
+        step, width, mark, crc = self._step, self._step + self._ahead, node.mark, zlib.crc32
+        starts = range(node.depth * step, tokens * ID_BYTES - step + 1, step)
+        return [mark := crc(ids[at : at + width], mark) for at in starts]
 
     def all_nodes(self) -> Iterator[Node]:
         """Every node but the root, parents first."""
@@ -109,13 +112,10 @@ def matching_entry(node: Node, ids: bytes, tokens: int, unit: int) -> Entry | No
 
 def common_tokens(first: bytes, second: bytes) -> int:
     """How many packed ids two stretches have in common at their beginning."""
+    if first[:ID_BYTES] != second[:ID_BYTES]:
+        return 0
     most = min(len(first), len(second))
     if first[:most] == second[:most]:
         return most // ID_BYTES
     low = next(i for i in range(most) if first[i] != second[i])
     return low // ID_BYTES
-
-
-def blocks_of(nodes: Sequence[Node]) -> tuple[int, ...]:
-    """The blocks of a path, in order."""
-    return tuple(block for node in nodes for block in node.blocks)

@@ -20,16 +20,14 @@ def blocks_needed(limits: EngineLimits, prompt_tokens: int, max_tokens: int) -> 
 
 def context_refusal(limits: EngineLimits, prompt_tokens: int, max_tokens: int) -> str | None:
     """Why this many tokens can never fit, fit for the client; None where they can."""
-    asked = (
-        f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the prompt, "
-        f"{max_tokens} for the answer)"
-    )
-    if prompt_tokens + max_tokens > limits.position_ceiling:
+    tokens = prompt_tokens + max_tokens
+    if tokens <= limits.position_ceiling and tokens <= limits.blocks * limits.block_tokens:
+        return None
+    asked = f"{tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} for the answer)"
+    if tokens > limits.position_ceiling:
         return f"This model's context holds {limits.position_ceiling} tokens; you asked for {asked}"
-    if blocks_needed(limits, prompt_tokens, max_tokens) > limits.blocks:
-        held = limits.blocks * limits.block_tokens
-        return f"This server's cache holds {held} tokens; you asked for {asked}"
-    return None
+    held = limits.blocks * limits.block_tokens
+    return f"This server's cache holds {held} tokens; you asked for {asked}"
 
 
 def request_of(choice_id: str) -> str:

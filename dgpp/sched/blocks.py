@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from dgpp.errors import DgppError
 
@@ -65,63 +65,58 @@ class BlockPool:
             references[block] = 1
         return taken
 
-    def retain(self, blocks: Iterable[int]) -> None:
+    def retain(self, blocks: Sequence[int]) -> None:
         """Add an owner to each of `blocks`; all of them must be held already."""
-        wanted = tuple(blocks)
-        for block in wanted:
-            self._require_held(block)
+        self._require_held(blocks)
         references, cached = self._references, self._cached
-        for block in wanted:
-            if cached[block] and references[block] == 1:
+        for block in blocks:
+            if references[block] == 1 and cached[block]:
                 self.reclaimable -= 1
             references[block] += 1
 
-    def cache(self, blocks: Iterable[int]) -> None:
+    def cache(self, blocks: Sequence[int]) -> None:
         """Make the cache an owner of each of `blocks`, which are held and not its own yet."""
-        wanted = tuple(blocks)
-        for block in wanted:
-            self._require_held(block)
-            if self._cached[block]:
-                raise BlockOwnershipError(f"block pool: block {block} is cached already")
-        for block in wanted:
-            self._cached[block] = 1
-            self._references[block] += 1
-        self.cached += len(wanted)
-
-    def uncache(self, blocks: Iterable[int]) -> int:
-        """The cache lets go of each of `blocks`; how many that frees."""
-        wanted = tuple(blocks)
-        for block in wanted:
-            if not self._cached[block]:
-                raise BlockOwnershipError(f"block pool: block {block} is not cached")
-        references = self._references
-        free = len(self._free)
-        for block in reversed(wanted):
-            self._cached[block] = 0
-            references[block] -= 1
-            if references[block] == 0:
-                self.reclaimable -= 1
-                self._free.append(block)
-        self.cached -= len(wanted)
-        return len(self._free) - free
-
-    def release(self, blocks: Iterable[int]) -> None:
-        """Drop one owner of each of `blocks`, which are distinct; the last one frees the block."""
-        wanted = tuple(blocks)
-        if len(set(wanted)) != len(wanted):
-            raise BlockOwnershipError(f"block pool: a block stands twice in one release: {wanted}")
+        self._require_held(blocks)
         references, cached = self._references, self._cached
-        for block in wanted:
-            self._require_held(block)
-            if cached[block] and references[block] == 1:
+        for block in blocks:
+            if cached[block]:
+                raise BlockOwnershipError(f"block pool: block {block} is cached already")
+        for block in blocks:
+            cached[block] = 1
+            references[block] += 1
+        self.cached += len(blocks)
+
+    def uncache(self, blocks: Sequence[int]) -> None:
+        """The cache lets go of each of `blocks`."""
+        references, cached, free = self._references, self._cached, self._free
+        for block in blocks:
+            if not cached[block]:
+                raise BlockOwnershipError(f"block pool: block {block} is not cached")
+        before = len(free)
+        for block in reversed(blocks):
+            cached[block] = 0
+            references[block] -= 1
+            if not references[block]:
+                free.append(block)
+        self.reclaimable -= len(free) - before
+        self.cached -= len(blocks)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one owner of each of `blocks`, which are distinct; the last one frees the block."""
+        if len(set(blocks)) != len(blocks):
+            raise BlockOwnershipError(f"block pool: a block stands twice in one release: {blocks}")
+        self._require_held(blocks)
+        references, cached, free = self._references, self._cached, self._free
+        for block in blocks:
+            if references[block] == 1 and cached[block]:
                 raise BlockOwnershipError(f"block pool: only the cache holds block {block}")
         # Backwards, so that the next reservation of this size gets the same blocks in order.
-        for block in reversed(wanted):
-            if references[block] == 1:
-                self._free.append(block)
-            elif cached[block] and references[block] == 2:
+        for block in reversed(blocks):
+            left = references[block] = references[block] - 1
+            if not left:
+                free.append(block)
+            elif left == 1 and cached[block]:
                 self.reclaimable += 1
-            references[block] -= 1
 
     def check(self) -> None:
         """Raise BlockOwnershipError unless every block is either free once or held."""
@@ -141,6 +136,13 @@ class BlockPool:
                     f"{'free' if block in free else 'not free'}"
                 )
 
-    def _require_held(self, block: int) -> None:
-        if not 0 <= block < self.total or self._references[block] == 0:
-            raise BlockOwnershipError(f"block pool: block {block} is held by nobody")
+    def _require_held(self, blocks: Sequence[int]) -> None:
+        references = self._references
+        try:
+            if all(map(references.__getitem__, blocks)) and min(blocks, default=0) >= 0:
+                return
+        except IndexError:
+            pass
+        held = range(self.total)
+        block = next(block for block in blocks if block not in held or not references[block])
+        raise BlockOwnershipError(f"block pool: block {block} is held by nobody")

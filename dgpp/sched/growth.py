@@ -54,8 +54,6 @@ class Growth:
         `give_way` ends a choice none of whose rows is out. One that has rows out is `shed`: it gets
         no more and ends when they are decided; who needs its blocks waits as long.
         """
-        if not self.grows:
-            return
         for choice in sorted(seated, key=lambda c: c.arrival):
             choice.stalled = False
             if choice.slot < 0 or not choice.has_row:

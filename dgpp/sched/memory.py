@@ -18,7 +18,7 @@ from dgpp.sched.blocks import BlockPool
 from dgpp.sched.choice import Choice
 from dgpp.sched.operations import Sink
 from dgpp.sched.plan import Grow, Keep
-from dgpp.sched.request import pack_ids
+from dgpp.sched.request import pack_list
 
 
 class CachePolicy(msgspec.Struct, frozen=True):
@@ -41,6 +41,7 @@ class Memory:
         self.keeps: list[Keep] = []
         self.grows: list[Grow] = []
         self.cache: PrefixCache | None = None
+        self._block_tokens = limits.block_tokens
         if limits.snapshots:
             shape = CacheShape(
                 align=limits.chunk_align,
@@ -64,6 +65,11 @@ class Memory:
         if self.cache is not None:
             self.cache.begin_tick()
 
+    def ease(self) -> None:
+        """A tick that admits nobody makes room for the next one that does."""
+        if self.cache is not None:
+            self.cache.ease()
+
     def find(self, choice: Choice) -> Match | None:
         """What of the choice's prompt is cached; None where it must not be asked."""
         if self.cache is None or choice.submit.no_cache:
@@ -72,7 +78,8 @@ class Memory:
 
     def fits_by_sharing(self, choice: Choice) -> bool:
         """Whether there is room for it because it shares blocks that are held anyway."""
-        match = self.find(choice)
+        most = choice.prompt_tokens // self._block_tokens
+        match = self.find(choice) if choice.need - most <= self.available else None
         if match is None:
             return False
         held = sum(1 for block in match.blocks if self.pool.references(block) > 1)
@@ -90,15 +97,15 @@ class Memory:
             pool.release(shared)
             return False
         choice.blocks = (*shared, *pool.reserve(choice.need - len(shared)))
-        if self.cache is not None and match is not None:
+        if match is not None:
             self._attach(choice, match)
-            pool.release(shared)
         return True
 
     def share(self, choice: Choice) -> None:
         """Look again for a seated choice that has read nothing: what it finds replaces its own."""
         match = self.find(choice)
         assert match is not None
+        self.pool.retain(match.blocks)
         self._attach(choice, match)
         own = choice.blocks[: len(match.blocks)]
         choice.blocks = (*match.blocks, *choice.blocks[len(own) :])
@@ -180,7 +187,7 @@ class Memory:
 
     def _keep_end(self, choice: Choice, shape: CacheShape, lease: Lease) -> None:
         if choice.is_read and choice.produced and shape.close:
-            ids = choice.submit.prompt + pack_ids(choice.answer)
+            ids = choice.submit.prompt + pack_list(choice.answer)
             end = min(choice.fed, len(ids) // ID_BYTES - shape.lookahead)
             # With no row out, the slot still holds the state after the last row.
             whole = shape.paged_only or (end == shape.floor(end) == choice.fed and not choice.ahead)

@@ -30,6 +30,7 @@ class Prompts:
         self.following: list[Choice] = []
         self._align = limits.chunk_align
         self._memory = memory
+        self._snapshots = limits.snapshots > 0 and not limits.paged_only
         self._turn = 0
 
     def __len__(self) -> int:
@@ -41,13 +42,15 @@ class Prompts:
         cache = self._memory.cache
         if cache is None or match is None:
             return False
-        shape = cache.shape
+        shape, prompt = cache.shape, choice.submit.prompt
         best: tuple[Choice, int] | None = None
+        # The least that would be gained; most prompts differ before it.
+        first = prompt[: max(match.tokens + shape.align, shape.min_tokens) * ID_BYTES]
         for leader in self.reading:
-            if leader.lease is None:
+            if leader.lease is None or not leader.submit.prompt.startswith(first):
                 continue
             most = min(leader.prompt_tokens, choice.prompt_tokens) - 1
-            at = shape.floor(common_ids(leader.submit.prompt, choice.submit.prompt, most))
+            at = shape.floor(common_ids(leader.submit.prompt, prompt, most))
             if not shape.paged_only:
                 # A snapshot can only be shared where one will be taken.
                 at = max((c.position for c in leader.cuts if c.position <= at), default=0)
@@ -102,12 +105,15 @@ class Prompts:
     def _end(self, choice: Choice) -> int:
         """Where the choice's next chunk ends at the latest: what follows it waits for that, and a
         snapshot holds the state of exactly its position."""
-        ends = [at for c in self.following if c.follows and c.follows[0] is choice
-                for at in (c.follows[1],) if at > choice.read]  # fmt: skip
-        cache = self._memory.cache
-        if cache is not None and not cache.shape.paged_only and choice.cuts:
-            ends.append(choice.cuts[0].position)
-        return min((choice.prompt_tokens, *ends))
+        end = choice.prompt_tokens
+        for follower in self.following:
+            assert follower.follows is not None
+            leader, at = follower.follows
+            if leader is choice and choice.read < at < end:
+                end = at
+        if self._snapshots and choice.cuts:
+            end = min(end, choice.cuts[0].position)
+        return end
 
 
 def _is_over(choice: Choice) -> bool:

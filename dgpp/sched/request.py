@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,11 @@ Ids = npt.NDArray[np.uint32]
 def pack_ids(ids: npt.ArrayLike) -> bytes:
     """Token ids as little-endian u32 bytes, the form in which prompts cross process borders."""
     return np.asarray(ids, dtype="<u4").tobytes()
+
+
+def pack_list(ids: list[int]) -> bytes:
+    """`pack_ids` of a list, which for a few hundred ids costs a fraction of the array's time."""
+    return struct.pack(f"<{len(ids)}I", *ids)
 
 
 def unpack_ids(packed: bytes) -> Ids:
@@ -48,6 +55,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def boundary_positions(self) -> list[int]:
+        if not self.boundaries:
+            return []
         positions: list[int] = unpack_ids(self.boundaries).tolist()
         return positions
 

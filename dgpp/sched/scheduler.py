@@ -163,12 +163,16 @@ class Scheduler:
             raise StepOrderError("scheduler: decide before a record was taken")
         self._undecided = False
         outcomes: list[Outcome] = []
-        self._memory.keep_cuts(self._seated())
+        seated = self._seated()
+        self._memory.keep_cuts(seated)
         opens = self._seating.admit(outcomes)
-        decoding = [choice for choice in self._seated() if choice.has_row]
+        # Who is seated now has read nothing yet.
+        decoding = [choice for choice in seated if choice.has_row]
         self._memory.roll(decoding)
         decodes = tuple(choice.next_row() for choice in decoding)
         prefills = self._prompts.chunks(busy=bool(decodes))
+        if not opens:
+            self._memory.ease()
         plan = self._plan(Plan(self._steps, (), opens, prefills, decodes))
         self._operations.fold()
         self._memory.fold()
@@ -311,6 +315,8 @@ class Scheduler:
             else:
                 self._unseat(choice)
 
+        if not self._growth.grows:
+            return
         for choice in self._seated():
             if choice.shed and not choice.ahead:
                 give_way(choice)

@@ -31,6 +31,7 @@ class Requests:
         self._check(match, prompt)
         missed = cache.missed(ids, len(prompt), match)
         need = -(-(len(prompt) + len(answer)) // shape.block_tokens)
+        pool.retain(match.blocks)
         lease = cache.attach(match, "r", missed)
         if not cache.reclaim(need - len(match.blocks)):
             raise AssertionError("a request that fits the pool found no room")

@@ -54,7 +54,7 @@ def test_blocks_fall_as_smoothly(conversations):
 
 
 def entry(number: int, weight: int = 1) -> Entry:
-    return Entry(number, Node(None, b"", (), b""), 1, Kind.TAIL, number, weight)
+    return Entry(number, Node(None, b"", ()), 1, Kind.TAIL, number, weight)
 
 
 def anyone(_: Entry) -> bool:
