@@ -280,10 +280,11 @@ class FollowerJournal:
         self._link.close()
 
     def tell(self, cause: str, age_s: float) -> None:
-        """This rank failed: the last that rank 0 hears of it."""
-        if not self._over:
+        """This rank failed: the last that rank 0 hears of it. Once it has stopped, that is no
+        matter of rank 0's any more."""
+        if not (self._over or self._follower.stopped):
             self._link.send(Ended(self._rank, cause, age_s))
-            self.close()
+        self.close()
 
     async def _change(self) -> None:
         self._changed.clear()

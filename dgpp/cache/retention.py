@@ -103,7 +103,11 @@ class Retention:
 
     def replace(self, old: Entry, new: Entry) -> None:
         """`new` does all that `old` did, for longer prefixes: `old` goes first, or with it."""
-        self._leave(old)
+        if old.newer is None:
+            self._leave(old)
+        else:
+            # What stood in for it so far gives that over to `new`.
+            old.newer.older.remove(old)
         self._replaced[old.number] = old
         old.newer = new
         new.older.append(old)

@@ -9,7 +9,7 @@ END_S = 3.0
 
 HARMLESS = ("none", "pause", "slow", "stop", "leave")
 REFUSALS = {"overloaded", "too_many_choices", "context_length_exceeded"}
-ENDS = {"eos", "length", "stop", *REFUSALS}
+ENDS = {"eos", "length", "stop", "pool_exhausted", *REFUSALS}
 LATE_ENDS = {"server_shutdown", "engine_failure"}
 
 

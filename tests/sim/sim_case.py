@@ -74,7 +74,15 @@ class Case:
             candidates=1,
             max_drafts=drafts,
             depth=self.depth,
+            snapshots=rng.choice((0, 2, 8)),
+            snapshot_bytes=rng.choice((0, 64)),
+            lookahead=rng.choice((0, 1)),
         )
+        self.admission = rng.choice(("full", "full", "grow"))
+        self.window = rng.choice((1, 4, 256))
+        self.close = rng.random() < 0.7
+        # Prompts that begin alike, for the cache to find.
+        self.heads = [[rng.randrange(VOCABULARY) for _ in range(24)] for _ in range(2)]
         self.queue_limit = rng.choice((1, 3, 16))
         self.gather_ms = rng.choice((0, 2))
         self.requests = [self._request(rng, number) for number in range(rng.randint(1, 7))]
@@ -90,6 +98,10 @@ class Case:
             max_concurrency=self.limits.slots,
             queue_limit=self.queue_limit,
             admission_gather_ms=self.gather_ms,
+            admission=self.admission,
+            admission_window=self.window,
+            prefix_min_tokens=BLOCK,
+            prefix_close=self.close,
             stats_interval_s=0.0,
         )
         return Boot(
@@ -124,7 +136,10 @@ class Case:
         return {"ids": ids, "per_step": [rng.choice((1, 1, 2, 4)) for _ in range(3)]}
 
     def _request(self, rng: random.Random, number: int) -> Request:
-        prompt = pack_ids([rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 30))])
+        head = rng.choice(self.heads)[: rng.choice((0, 9, 24))]
+        tail = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 12))]
+        prompt = pack_ids(head + tail)
+        cuts = sorted(rng.sample(range(1, len(head) + 1), min(len(head), rng.randint(0, 2))))
         choices = tuple(
             Submit(
                 f"r{number}-{k}",
@@ -134,6 +149,7 @@ class Case:
                 seed=rng.getrandbits(64),
                 stop_ids=(END,),
                 priority=rng.choice((0, 0, 7)),
+                boundaries=pack_ids(cuts),
             )
             for k in range(rng.choice((1, 1, 1, 2, 3)))
         )

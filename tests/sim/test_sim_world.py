@@ -66,7 +66,7 @@ def spoil_statuses(run):
 
 
 def spoil_blocks(run):
-    run.worlds[1].actors["scheduler"]._scheduler._pool.reserve(1)
+    run.worlds[1].actors["scheduler"]._scheduler._memory.pool.reserve(1)
 
 
 @pytest.mark.parametrize(

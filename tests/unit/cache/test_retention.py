@@ -189,3 +189,17 @@ def test_more_than_fit_in_turn_are_kept_and_a_change_of_company_ends_that():
             judge.returns(line - ago, 0, 16)
             judge.put(line - ago, 1, 16)
     assert not judge.keeping
+
+
+def test_what_is_replaced_twice_counts_again_when_the_last_is_gone():
+    retention = Retention()
+    old, first, second = entry(0), entry(1), entry(2)
+    for one in (old, first, second):
+        retention.add(one, 1)
+    retention.replace(old, first)
+    retention.replace(old, second)
+    retention.remove(first)
+    assert old.newer is second
+    retention.remove(second)
+    assert old.newer is None
+    assert evict(retention) == 0
