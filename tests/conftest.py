@@ -8,14 +8,18 @@ from __future__ import annotations
 import os
 import signal
 from functools import cache
+from threading import Thread
 
 import pytest
 
 EMULATED = os.environ.get("DGPP_TEST_EMULATED") == "1"
 if EMULATED:
     from emulator.backend import install
+    from emulator.kernels import compile_ahead
 
     install()
+    # Tests wait for what they need of it, and for nothing else.
+    Thread(target=compile_ahead, daemon=True).start()
 
 
 def pytest_configure() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -33,13 +34,18 @@ def patch(module):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    starter = Starter(tmp_path_factory.mktemp("servers"))
+    folder = tmp_path_factory.mktemp("servers")
+    # One dense layer and one of experts: the start reads a whole chunk of prompt through them.
+    config = json.loads(CONFIG.read_text())
+    small = folder / "small.json"
+    small.write_text(json.dumps(config | {"num_hidden_layers": 2, "first_k_dense_replace": 1}))
+    starter = Starter(folder)
     with injected(FAILS):
         server = starter(
-            model=CONFIG, backend="cuda", load="dummy", max_concurrency=2, kv_capacity=512,
+            model=small, backend="cuda", load="dummy", max_concurrency=2, kv_capacity=512,
             ready=False,
         )  # fmt: skip
-    server.wait_ready(200)
+    server.wait_ready(280)
     yield server
     starter.close()
 

@@ -8,20 +8,24 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from emulator.cupy_host import enqueue
-from emulator.translate import KERNEL, translate
+from emulator.translate import KERNEL, UnknownSyntaxError, translate
 
 from kernels_numba.gpu.errors import CudaError
-from kernels_numba.gpu.source import Unit
+from kernels_numba.gpu.source import Unit, shared_units
 
 HOST = Path(__file__).parent / "cuda_host.h"
 FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-w")
 COMPILE_S = 300
+_making: dict[Path, Lock] = defaultdict(Lock)
 
 
 def compiler() -> str | None:
@@ -50,32 +54,47 @@ def _run(arguments: list[str], unit: Unit) -> str:
     return ended.stdout
 
 
+def compiled(unit: Unit) -> Path:
+    """The unit's shared library, made where it is absent. Raises CudaError as `library` does."""
+    found = compiler()
+    assert found is not None
+    defines = [option for option in unit.options() if option.startswith("-D")]
+    text = f'#include "{HOST}"\n{translate(unit.text)}\n'
+    said = f"{text}{HOST.read_text()}{defines}{FLAGS}{found}"
+    built = _folder() / f"{unit.name}-{hashlib.sha256(said.encode()).hexdigest()[:32]}.so"
+    with _making[built]:
+        if not built.exists():
+            _compile(unit, text, [found, *FLAGS, *defines], built)
+    return built
+
+
+def _compile(unit: Unit, text: str, command: list[str], built: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=built.parent) as scratch:
+        source, made = Path(scratch) / "unit.cpp", Path(scratch) / "unit.so"
+        source.write_text(text)
+        # Once through the preprocessor for the kernels' names: macros declare some of them.
+        seen = _run([*command, "-D__global__=EMULATED_KERNEL", "-E", str(source)], unit)
+        names = sorted(set(KERNEL.findall(seen)))
+        entries = "\n".join(f"EMULATED_ENTRY({name})" for name in names)
+        source.write_text(f"#define __global__\n{text}{entries}\n")
+        _run([*command, "-shared", "-o", str(made), str(source)], unit)
+        made.replace(built)
+
+
+def compile_ahead() -> None:
+    """Make what is going to be asked for; what cannot be made is named when it is."""
+    for unit in shared_units():
+        with suppress(CudaError, UnknownSyntaxError):
+            compiled(unit)
+
+
 @cache
 def library(unit: Unit, copy: int = 0) -> ctypes.CDLL:
     """The unit's kernels. Raises CudaError where the emulator lacks something they use.
 
     A library runs one kernel at a time: threads that are devices of their own need a `copy` each.
     """
-    found = compiler()
-    assert found is not None
-    defines = [option for option in unit.options() if option.startswith("-D")]
-    text = f'#include "{HOST}"\n{translate(unit.text)}\n'
-    key = hashlib.sha256(f"{text}{HOST.read_text()}{defines}{FLAGS}{found}".encode()).hexdigest()[
-        :32
-    ]
-    built = _folder() / f"{unit.name}-{key}.so"
-    if not built.exists():
-        with tempfile.TemporaryDirectory(dir=built.parent) as scratch:
-            source, made = Path(scratch) / "unit.cpp", Path(scratch) / "unit.so"
-            source.write_text(text)
-            # Once through the preprocessor for the kernels' names: macros declare some of them.
-            flags = [*FLAGS, *defines]
-            seen = _run([found, *flags, "-D__global__=EMULATED_KERNEL", "-E", str(source)], unit)
-            names = sorted(set(KERNEL.findall(seen)))
-            entries = "\n".join(f"EMULATED_ENTRY({name})" for name in names)
-            source.write_text(f"#define __global__\n{text}{entries}\n")
-            _run([found, *flags, "-shared", "-o", str(made), str(source)], unit)
-            made.replace(built)
+    built = compiled(unit)
     if copy:
         again = built.with_name(f"{built.stem}-{copy}.so")
         if not again.exists():

@@ -13,8 +13,11 @@ from kernels_numba.bf12 import narrow
 from kernels_numba.weights import LAYOUTS, Form, Part
 
 CAPACITY = 150
-MANY_ROWS = 600 if os.environ.get("DGPP_TEST_EMULATED") == "1" else 10_000
+EMULATED = os.environ.get("DGPP_TEST_EMULATED") == "1"
+MANY_ROWS = 600 if EMULATED else 10_000
 """Rows of weights that fill any device; an emulated one is small."""
+HEAD_DIMS = [16, 64, 192] if EMULATED else [16, 24, 64, 128, 192]
+"""Narrow and wide heads, padded and whole ones."""
 EXACT, NARROW = 2e-5, 1e-2
 """Errors relative to the largest value: float32 sums; bf16 somewhere on the way."""
 

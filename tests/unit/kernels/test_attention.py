@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_oracles import CAPACITY, rotate
+from kernel_oracles import CAPACITY, HEAD_DIMS, rotate
 
 from kernels_numba.backend import Attention, Norm
 
@@ -65,7 +65,7 @@ class Harness:
         return self.backend.read(self.out, len(work))
 
 
-@pytest.mark.parametrize("dim", [16, 24, 64, 128, 192])
+@pytest.mark.parametrize("dim", HEAD_DIMS)
 def test_chunks_and_decode_give_the_oracle_and_the_same_bits(backend, dim) -> None:
     tokens = 300
     angles = np.outer(np.arange(tokens), 1.0 / 10 ** np.arange(dim // 4))
