@@ -20,7 +20,7 @@ from dgpp.net.journal_errors import (
 )
 from dgpp.net.journal_follower import Follower
 from dgpp.net.journal_frames import FROM_LEADER_BYTES, FROM_RANK_BYTES, frame
-from dgpp.net.journal_leader import Leader, Phase
+from dgpp.net.journal_leader import AHEAD_TICKS, Leader, Phase
 from dgpp.net.journal_messages import (
     Beat,
     Ended,
@@ -50,11 +50,12 @@ class JournalLinks(msgspec.Struct, frozen=True):
 
     `facts` is what this rank found itself to be. `unread` holds, by the rank at the other end, what
     had already come in over each connection; the connection itself is the actor's file
-    `link_name(rank)`.
+    `link_name(rank)`. Rank 0 leads the others by `ahead_ticks` at most.
     """
 
     facts: dict[str, str]
     unread: dict[int, bytes]
+    ahead_ticks: int = AHEAD_TICKS
 
 
 def link_name(rank: int) -> str:
@@ -73,7 +74,7 @@ class LeaderJournal:
     ) -> None:
         self._context = context
         self._boot = links
-        self._leader = Leader(world)
+        self._leader = Leader(world, links.ahead_ticks)
         self._on_room = on_room
         self._links: dict[int, JournalLink] = {}
         self._changed = asyncio.Event()
@@ -223,7 +224,7 @@ class FollowerJournal:
         self._context = context
         self._boot = links
         self._rank = rank
-        self._follower = Follower(rank, links.facts)
+        self._follower = Follower(rank, links.facts, links.ahead_ticks)
         self._on_news = on_news
         self._changed = asyncio.Event()
         self._over = False

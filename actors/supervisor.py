@@ -34,7 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     supervisor's beat. `grace_s`: what a role that faces outside gets for its last words after a
     failure. `end_s`: a failed world is gone this long after the failure, which shortens the grace
     where noticing took time. `watchdog_s`: the process exits by force so long after the drain
-    timeout.
+    timeout; None never forces.
     """
 
     drain_timeout_s: float = 30.0
@@ -44,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     supervisor_stall_s: float = 2.3
     grace_s: float = 1.5
     end_s: float = 2.7
-    watchdog_s: float = 30.0
+    watchdog_s: float | None = 30.0
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -131,7 +131,8 @@ class Supervisor:
     async def _shut_down(self) -> int:
         timeout_s = self._settings.drain_timeout_s
         _log.info("%s: draining up to %g s", self._asked.result(), timeout_s)
-        watchdog = _watchdog(timeout_s + self._settings.watchdog_s)
+        patience_s = self._settings.watchdog_s
+        watchdog = None if patience_s is None else _watchdog(timeout_s + patience_s)
         try:
             drained = await self._until(
                 self._world.drain(timeout_s), self._forced, timeout_s=timeout_s
@@ -147,7 +148,8 @@ class Supervisor:
                 return await self._failed(self._world.failure.result(), ready=True)
             return 0
         finally:
-            watchdog.cancel()
+            if watchdog is not None:
+                watchdog.cancel()
 
     async def _failed(self, failure: Failure, *, ready: bool) -> int:
         _log.error("%s", failure.cause)

@@ -13,8 +13,8 @@ from dgpp.net.journal_messages import Applied, Beat, Ended, Point, Stop, Stopped
 from dgpp.net.journal_silence import SILENT_S, START_SILENT_S, Silence
 from dgpp.sched.request import Record
 
-APPLIED_EVERY = AHEAD_TICKS // 4
-"""Ticks between two acknowledgements."""
+APPLIED_PARTS = 4
+"""How often a rank acknowledges what it applied, in the course of rank 0's whole lead."""
 
 
 class Follower:
@@ -24,7 +24,9 @@ class Follower:
     ReleasedError where the world is over.
     """
 
-    def __init__(self, rank: int, facts: Mapping[str, str]) -> None:
+    def __init__(self, rank: int, facts: Mapping[str, str], ahead_ticks: int = AHEAD_TICKS) -> None:
+        self._ahead_ticks = ahead_ticks
+        self._applied_every = max(1, ahead_ticks // APPLIED_PARTS)
         self.warm = False
         self.stopped = False
         self._rank = rank
@@ -90,7 +92,7 @@ class Follower:
 
     def acknowledgement(self) -> Applied | None:
         """What to tell rank 0 after a record was applied, now and then."""
-        return Applied(self._applied) if self._applied % APPLIED_EVERY == 0 else None
+        return Applied(self._applied) if self._applied % self._applied_every == 0 else None
 
     def finish(self, point: Point) -> Stopped | None:
         """The last answer, once everything up to Stop is applied; None before."""
@@ -102,8 +104,8 @@ class Follower:
 
     def _queue(self, tick: Tick) -> None:
         self._check_number("tick", tick.tick)
-        if len(self._records) >= AHEAD_TICKS:
-            raise JournalContractError(f"rank 0 leads by more than {AHEAD_TICKS} ticks")
+        if len(self._records) >= self._ahead_ticks:
+            raise JournalContractError(f"rank 0 leads by more than {self._ahead_ticks} ticks")
         self._received += 1
         self._records.append(tick)
 

@@ -41,7 +41,8 @@ class Leader:
     Every method that hears of a rank raises RankFailedError where the world cannot go on.
     """
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, ahead_ticks: int = AHEAD_TICKS) -> None:
+        self._ahead_ticks = ahead_ticks
         self.phase = Phase.STARTING
         self.leave: str | None = None
         self.stopped: set[int] = set()
@@ -66,7 +67,7 @@ class Leader:
         ahead = self._ticks - self._acknowledged
         return (
             self.phase is Phase.SERVING
-            and ahead < AHEAD_TICKS
+            and ahead < self._ahead_ticks
             and (ahead == 0 or self._sent_bytes < AHEAD_BYTES)
         )
 

@@ -14,13 +14,11 @@ from sim_roles import Ledger
 from sim_wire import Wire
 from virtual_loop import VirtualLoop
 
-from actors import supervisor
 from actors.inline import InlineWorld
 from actors.journal import JournalLinks, link_name
 from actors.supervisor import Settings, Supervisor
 from actors.topology import ChannelSpec
 from actors.world import topology
-from dgpp.net import journal_follower, journal_leader
 
 DRAIN_S = 2.0
 PATIENCE_S = 200.0
@@ -32,13 +30,6 @@ ROLES = {
     "http": "sim_roles:SimFront",
 }
 SCHEDULERS = ("sim_roles:SimScheduler", "sim_roles:SimFollower")
-
-
-class _NoWatchdog:
-    """Virtual time passes in no time: a real timer has nothing to say."""
-
-    def cancel(self):
-        """Never started."""
 
 
 class Run:
@@ -64,9 +55,6 @@ class Run:
 
     def play(self, audit=lambda run: None) -> Run:
         """Runs to the end of every rank; `audit` looks at what it left."""
-        supervisor._watchdog = lambda seconds: _NoWatchdog()
-        journal_leader.AHEAD_TICKS = journal_follower.AHEAD_TICKS = self.case.ahead_ticks
-        journal_follower.APPLIED_EVERY = max(1, self.case.ahead_ticks // 4)
         logging.disable(logging.NOTSET if self._aloud else logging.CRITICAL)
         self.loop.set_exception_handler(lambda loop, context: self.errors.append(context))
         try:
@@ -104,7 +92,7 @@ class Run:
         case = self.case
         others = {0: b""} if rank else dict.fromkeys(range(1, case.world), b"")
         facts = {"limits": str(case.limits)}
-        boot = replace(case.boot(rank), journal=JournalLinks(facts, others))
+        boot = replace(case.boot(rank), journal=JournalLinks(facts, others, case.ahead_ticks))
         plan = topology(boot)
         ends = {link_name(other): other for other in others}
         plan = replace(
@@ -122,7 +110,8 @@ class Run:
             connect=partial(self._connect, rank),
         )
         self.worlds[rank] = world
-        settings = Settings(drain_timeout_s=DRAIN_S if rank == 0 else DRAIN_S + 10.0)
+        drain_s = DRAIN_S if rank == 0 else DRAIN_S + 10.0
+        settings = Settings(drain_timeout_s=drain_s, watchdog_s=None)
         keeper = Supervisor(world, settings, partial(self._ready, rank))
         self._supervisors[rank] = keeper
         return await keeper.run()

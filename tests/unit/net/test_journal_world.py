@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dgpp.net.journal_errors import JournalContractError, RankFailedError, ReleasedError
-from dgpp.net.journal_follower import APPLIED_EVERY, Follower
+from dgpp.net.journal_follower import APPLIED_PARTS, Follower
 from dgpp.net.journal_leader import AHEAD_BYTES, AHEAD_TICKS, Leader, Phase
 from dgpp.net.journal_messages import (
     Applied,
@@ -22,6 +22,7 @@ from dgpp.net.journal_messages import (
 from dgpp.net.journal_silence import BEAT_S, SILENT_S, START_SILENT_S
 from dgpp.sched.request import Record
 
+APPLIED_EVERY = AHEAD_TICKS // APPLIED_PARTS
 FACTS = {"settings": "aa"}
 
 
