@@ -12,9 +12,10 @@ import pytest
 from dgpp.engine.backends import choose_backend, make_backend
 from dgpp.errors import ConfigError
 from kernels_numba.gpu import device as devices
-from kernels_numba.gpu import probe
+from kernels_numba.gpu import kernels, probe
 from kernels_numba.gpu.device import Device, open_device
 from kernels_numba.gpu.errors import CudaError
+from kernels_numba.gpu.source import ROWS
 
 GPU = Device(0, "NVIDIA H200", (9, 0), 132, 9 << 30, 10 << 30, 13000, unified=False)
 
@@ -146,3 +147,32 @@ def test_each_thing_that_is_missing_has_a_name(
     monkeypatch.setattr(devices, "load_cupy", lambda: cupy)
     with pytest.raises(CudaError, match=said):
         open_device()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("CompileException", r"rows\.cu does not compile for this device: no such instruction"),
+        ("CUDADriverError", r"rows\.cu cannot be loaded: no such instruction; update the driver"),
+    ],
+)
+def test_a_kernel_that_cannot_be_built_is_named(
+    monkeypatch: pytest.MonkeyPatch, kind: str, said: str
+) -> None:
+    errors = {
+        name: type(name, (Exception,), {}) for name in ("CompileException", "CUDADriverError")
+    }
+
+    def fail() -> None:
+        raise errors[kind]("no such instruction")
+
+    cuda = SimpleNamespace(
+        compiler=SimpleNamespace(CompileException=errors["CompileException"]),
+        driver=SimpleNamespace(CUDADriverError=errors["CUDADriverError"]),
+        Device=lambda: SimpleNamespace(compute_capability="90"),
+    )
+    cupy = SimpleNamespace(cuda=cuda, RawModule=lambda **_: SimpleNamespace(compile=fail))
+    monkeypatch.setattr(kernels, "load_cupy", lambda: cupy)
+    monkeypatch.setattr(kernels, "Launcher", SimpleNamespace)
+    with pytest.raises(CudaError, match=said):
+        kernels.Kernels().prepare([ROWS])
