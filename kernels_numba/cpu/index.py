@@ -6,9 +6,12 @@ import numpy as np
 
 from kernels_numba.cpu.dot import dot_f32_block
 from kernels_numba.cpu.pointers import view_f32, view_i32
-from kernels_numba.cpu.scalar import fma32
+from kernels_numba.cpu.scalar import bits_of_float, fma32
 from kernels_numba.cpu.span import SPAN
 from kernels_numba.jit import get_thread_id, kernel, prange
+
+BINS = 256
+"""Values of a byte."""
 
 
 @kernel()
@@ -37,8 +40,40 @@ def _score_row(
                     out[first + start + n] = fma32(factor, value, out[first + start + n])
 
 
+@kernel(inline=True)
+def _rank_of(value: np.float32) -> int:
+    """An integer of 32 bits that orders as float32 values do; both zeros are one."""
+    bits = np.int64(bits_of_float(value + np.float32(0.0))) & 0xFFFFFFFF
+    return int(bits ^ 0xFFFFFFFF if bits >= 0x80000000 else bits | 0x80000000)
+
+
 @kernel()
-def _take_best(scores: int, total: int, top: int, chosen: int, count: int) -> None:
+def _least_of_best(scores: int, total: int, top: int, counts: int) -> int:
+    """The rank of the `top`-th best of `total` scores; `counts` is scratch for BINS int32.
+
+    A byte at a time: how many scores share the bytes so far, by their next byte.
+    """
+    value = view_f32(scores, total)
+    count = view_i32(counts, BINS)
+    prefix = 0
+    wanted = top
+    for shift in (24, 16, 8, 0):
+        for byte in range(BINS):
+            count[byte] = 0
+        for n in range(total):
+            rank = _rank_of(value[n])
+            if rank >> (shift + 8) == prefix:
+                count[rank >> shift & 255] += 1
+        byte = 255
+        while count[byte] < wanted:
+            wanted -= count[byte]
+            byte -= 1
+        prefix = prefix << 8 | byte
+    return prefix
+
+
+@kernel()
+def _take_best(scores: int, total: int, top: int, chosen: int, count: int, counts: int) -> None:
     """Indices of the `top` best scores, the lower index first among equals, in ascending order;
     all of them where there are no more; and how many they are."""
     value = view_f32(scores, total)
@@ -49,16 +84,16 @@ def _take_best(scores: int, total: int, top: int, chosen: int, count: int) -> No
         for n in range(total):
             out[n] = n
         return
-    least = np.partition(value, total - top)[total - top]
-    above = 0
+    least = _least_of_best(scores, total, top, counts)
+    equal = top
     for n in range(total):
-        if value[n] > least:
-            above += 1
-    equal = top - above
+        if _rank_of(value[n]) > least:
+            equal -= 1
     taken = 0
     for n in range(total):
-        if value[n] > least or (value[n] == least and equal > 0):
-            if value[n] == least:
+        rank = _rank_of(value[n])
+        if rank > least or (rank == least and equal > 0):
+            if rank == least:
                 equal -= 1
             out[taken] = n
             taken += 1
@@ -74,10 +109,12 @@ def index_select(
     """selected[r] = the best `top` of the ⌊(position + 1) / every⌋ keys that row r may see."""
     for r in prange(rows):
         total = int(view_i32(positions, rows)[r] + 1) // every
-        dots = scratch + get_thread_id() * scratch_stride
+        bins = scratch + get_thread_id() * scratch_stride
+        dots = bins + 4 * BINS
         scores = dots + 4 * heads * SPAN
         table = tables + 4 * table_width * view_i32(slots, rows)[r]
         _score_row(queries + r * query_stride, weights + r * weight_stride, heads, padded, scale,
                    weight_scale, table, block_rows, keys, line, total, dots, scores)  # fmt: skip
         # A store in the loop's own body, through a view of its own, would count as dead.
-        _take_best(scores, total, top, selected + 4 * top * r, counts + 4 * r)
+        _take_best(scores, total, top, selected + 4 * top * r, counts + 4 * r,
+                   bins)  # fmt: skip

@@ -124,7 +124,7 @@ class CpuLatents:
         indices, counts, top = selection.handle
         block_rows, line = keys.lines
         most = rows.tables.shape[1] * block_rows
-        scratch = self._scratch.floats(index.heads * SPAN + most)
+        scratch = self._scratch.floats(index_kernels.BINS + index.heads * SPAN + most)
         index_kernels.index_select(
             queries.address, queries.stride, weights.address, weights.stride, rows.count,
             *handle.metadata, index.every, index.heads, padded(index.dim), index.scale,

@@ -86,6 +86,24 @@ def test_equal_scores_go_to_the_lower_index(extended) -> None:
     assert extended.read_selection(selection, 1)[0].tolist() == [0, 1, 2, 3, 90, 91, 200]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_scores_of_either_sign_with_many_equals(extended, seed) -> None:
+    rng = np.random.default_rng(seed)
+    index = Index(heads=2, dim=16, top=int(rng.integers(1, 200)), scale=1.0, weight_scale=1.0)
+    keys = np.zeros((TOKENS, 16), np.float32)
+    keys[:, :2] = rng.integers(-3, 4, (TOKENS, 2))
+    store = stored(extended, 2, keys)
+    query = np.zeros((1, 32), np.float32)
+    query[0, 0], query[0, 17] = 1, 1
+    weights = np.array([[1.0, -1.0]])
+    selection = extended.selection(index.top)
+    rows = step(extended, 2, [TOKENS - 1])
+    held = tensor_of(extended, query), tensor_of(extended, weights)
+    extended.index_select(rows, *held, index, store, selection)
+    scores = np.maximum(keys[:, 0], 0) - np.maximum(keys[:, 1], 0)
+    assert extended.read_selection(selection, 1)[0].tolist() == best(scores, index.top)
+
+
 def test_keys_of_several_tokens_are_seen_once_they_are_whole(extended) -> None:
     index = Index(heads=1, dim=16, top=3, scale=1.0, weight_scale=1.0, every=4)
     keys = np.zeros((TOKENS, 16), np.float32)
