@@ -133,11 +133,13 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """All experts of a layer: `gate_up` stacks [gate; up] per expert, `down` one per expert."""
+    """All experts of a layer: `gate_up` stacks [gate; up] per expert, `down` one per expert;
+    `limit` as in `Backend.gated`."""
 
     gate_up: Matrix
     down: Matrix
     intermediate: int
+    limit: float = 0.0
 
 
 class Routes:
@@ -344,9 +346,19 @@ class Backend(Protocol):
         """out[r] = matrix · norm(x[r]) + bias, added to what out[r] holds when `add`."""
 
     def gated(
-        self, rows: Rows, x: Tensor, gate_up: Matrix, out: Tensor, *, norm: Norm | None = None
+        self,
+        rows: Rows,
+        x: Tensor,
+        gate_up: Matrix,
+        out: Tensor,
+        *,
+        norm: Norm | None = None,
+        limit: float = 0.0,
     ) -> None:
-        """out[r] = silu(G · norm(x[r])) · (U · norm(x[r])); gate_up stacks [G; U]."""
+        """out[r] = silu(G · norm(x[r])) · (U · norm(x[r])); gate_up stacks [G; U].
+
+        A `limit` above 0 bounds the first product from above and the second on both sides.
+        """
 
     def rotary_cache_write(
         self, rows: Rows, qkv: Tensor, attention: Attention, plane: Plane, queries: Tensor

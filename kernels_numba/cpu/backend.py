@@ -226,6 +226,7 @@ class CpuBackend(CpuExtended):
         out: Block,
         *,
         norm: Norm | None = None,
+        limit: float = 0.0,
     ) -> None:
         raw = self._raw
         if raw.width < gate_up.rows:
@@ -234,7 +235,7 @@ class CpuBackend(CpuExtended):
             gate_up.dot, x.address, x.stride, rows.count, *gate_up.weights, gate_up.rows // 2,
             gate_up.depth, raw.address, raw.stride, out.address, out.stride, self._panels.address,
             self._panels.stride, *self._norm_arguments(norm, x),
-            max(linear_kernels.FINE, gate_up.rows // (16 * self.threads) // 4 * 4),
+            max(linear_kernels.FINE, gate_up.rows // (16 * self.threads) // 4 * 4), limit,
         )  # fmt: skip
 
     def _norm_arguments(self, norm: Norm | None, x: Block) -> tuple[int, int, float, int, int]:
@@ -335,6 +336,7 @@ class CpuBackend(CpuExtended):
             experts.intermediate, gate_up.depth, raw.address, raw.stride, act.address, act.stride,
             down.dot, *down.weights, x.width, down.depth, result.address, result.stride,
             self._panels.address, self._panels.stride,
+            experts.limit,
         )  # fmt: skip
         moe_kernels.combine(
             result.address, result.stride, place, choice.weights, top, rows.count,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from kernels_numba.cpu.dot import WIDEN_ROWS, dot_block
 from kernels_numba.cpu.norm import rms_rows
 from kernels_numba.cpu.pointers import view_f32
@@ -57,13 +59,18 @@ def finish(raw: int, bias: int, out: int, count: int, residual: int) -> None:
 
 
 @kernel(inline=True)
-def silu_gate(gate: int, up: int, out: int, count: int) -> None:
-    """out = silu(gate) · up."""
+def silu_gate(gate: int, up: int, out: int, count: int, limit: float) -> None:
+    """out = silu(gate) · up; a `limit` above 0 bounds gate from above and up on both sides."""
     g = view_f32(gate, count)
     u = view_f32(up, count)
     target = view_f32(out, count)
+    most = np.float32(limit) if limit > 0.0 else np.float32(np.inf)
     for i in range(count):
-        target[i] = (g[i] * sigmoid32(g[i])) * u[i]
+        # Comparisons that a NaN fails let it through.
+        gated = most if g[i] > most else g[i]
+        factor = most if u[i] > most else u[i]
+        factor = -most if factor < -most else factor
+        target[i] = (gated * sigmoid32(gated)) * factor
 
 
 @kernel(parallel=True)
@@ -112,7 +119,7 @@ def linear(
 def gated_rows(
     dot: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
     scale_stride: int, factors: int, half: int, depth: int, raw: int, raw_stride: int,
-    out: int, out_stride: int, panels: int, panel_stride: int, run: int,
+    out: int, out_stride: int, panels: int, panel_stride: int, run: int, limit: float,
 ) -> None:  # fmt: skip
     """out[r] = silu(G · x[r]) · (U · x[r]): rows 0 … half−1 of W are G, the next `half` are U.
 
@@ -130,7 +137,7 @@ def gated_rows(
                       panel)  # fmt: skip
         for r in range(rows):
             line = raw + r * raw_stride + 4 * c
-            silu_gate(line, line + 4 * half, out + r * out_stride + 4 * c, count)
+            silu_gate(line, line + 4 * half, out + r * out_stride + 4 * c, count, limit)
 
 
 @kernel()
@@ -138,7 +145,7 @@ def gated(
     dot: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
     scale_stride: int, factors: int, half: int, depth: int, raw: int, raw_stride: int,
     out: int, out_stride: int, panels: int, panel_stride: int, norm: int, width: int, eps: float,
-    normed: int, normed_stride: int, run: int,
+    normed: int, normed_stride: int, run: int, limit: float,
 ) -> None:  # fmt: skip
     """`gated_rows` of the normalised rows (of the rows as they are when `norm` is 0)."""
     source = x
@@ -148,4 +155,5 @@ def gated(
         source = normed
         source_stride = normed_stride
     gated_rows(dot, source, source_stride, rows, w, w_stride, scale, scale_stride, factors, half,
-               depth, raw, raw_stride, out, out_stride, panels, panel_stride, run)  # fmt: skip
+               depth, raw, raw_stride, out, out_stride, panels, panel_stride, run,
+               limit)  # fmt: skip

@@ -91,7 +91,7 @@ def group_by_expert(
 def _expert_gated(
     dot: int, x: int, x_stride: int, starts: int, experts: int, w: int, w_stride: int, scale: int,
     scale_stride: int, factors: int, half: int, depth: int, raw: int, raw_stride: int, out: int,
-    out_stride: int, panels: int, panel_stride: int, step: int,
+    out_stride: int, panels: int, panel_stride: int, step: int, limit: float,
 ) -> None:  # fmt: skip
     blocks = (half + step - 1) // step
     start = view_i32(starts, experts + 1)
@@ -111,7 +111,7 @@ def _expert_gated(
                           panel)  # fmt: skip
             for r in range(first, first + rows):
                 line = raw + r * raw_stride + 4 * c
-                silu_gate(line, line + 4 * half, out + r * out_stride + 4 * c, count)
+                silu_gate(line, line + 4 * half, out + r * out_stride + 4 * c, count, limit)
 
 
 @kernel(parallel=True)
@@ -182,13 +182,13 @@ def expert_rows(
     w_stride: int, scale: int, scale_stride: int, factors: int, half: int, depth: int, raw: int,
     raw_stride: int, act: int, act_stride: int, down_dot: int, d: int, d_stride: int,
     d_scale: int, d_scale_stride: int, d_factors: int, columns: int, down_depth: int, out: int,
-    out_stride: int, panels: int, panel_stride: int,
+    out_stride: int, panels: int, panel_stride: int, limit: float,
 ) -> None:  # fmt: skip
     """out[p] = D_e · (silu(G_e · x[p]) · (U_e · x[p])) for rows sorted by expert e."""
     average = pairs // experts
     _expert_gated(gate_dot, x, x_stride, starts, experts, w, w_stride, scale, scale_stride,
                   factors, half, depth, raw, raw_stride, act, act_stride, panels, panel_stride,
-                  task_columns(average, depth))  # fmt: skip
+                  task_columns(average, depth), limit)  # fmt: skip
     _expert_down(down_dot, act, act_stride, starts, experts, d, d_stride, d_scale, d_scale_stride,
                  d_factors, columns, down_depth, out, out_stride, panels, panel_stride,
                  task_columns(average, down_depth))  # fmt: skip

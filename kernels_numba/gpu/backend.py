@@ -326,7 +326,9 @@ class CudaBackend:
         out: CudaTensor,
         *,
         norm: Norm | None = None,
+        limit: float = 0.0,
     ) -> None:
+        _require_unlimited(limit)
         self._project.gated(rows.count, x, gate_up, out, norm=norm)
 
     def head(
@@ -396,4 +398,10 @@ class CudaBackend:
         *,
         add: bool = True,
     ) -> None:
+        _require_unlimited(experts.limit)
         self._mixture.moe(rows.count, x, experts, routes.handle, shared, out, add=add)
+
+
+def _require_unlimited(limit: float) -> None:
+    if limit > 0.0:
+        raise ValueError(f"gated products bounded by {limit}: not on CUDA yet")

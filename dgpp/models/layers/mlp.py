@@ -11,11 +11,20 @@ from kernels_numba.backend import Backend, Norm, Rows, Tensor
 
 
 class GatedMlp:
-    """down(silu(gate(x)) · up(x)); in a world a rank has its share of the inner values."""
+    """down(silu(gate(x)) · up(x)); in a world a rank has its share of the inner values. A `limit`
+    above 0 bounds gate and up."""
 
     def __init__(
-        self, source: WeightSource, item: str, name: str, hidden: int, inner: int, stored: Format
+        self,
+        source: WeightSource,
+        item: str,
+        name: str,
+        hidden: int,
+        inner: int,
+        stored: Format,
+        limit: float = 0.0,
     ) -> None:
+        self._limit = limit
         sides = [
             Linear(f"{name}.{side}_proj", inner, hidden, stored, split=Split.ROWS)
             for side in ("gate", "up")
@@ -36,7 +45,7 @@ class GatedMlp:
         add: bool,
     ) -> None:
         """out = (out +) mlp(norm(source))."""
-        ops.gated(rows, source, self._gate_up, work.act, norm=norm)
+        ops.gated(rows, source, self._gate_up, work.act, norm=norm, limit=self._limit)
         ops.linear(rows, work.act, self._down, out, add=add)
 
 
@@ -54,10 +63,11 @@ class DenseMlp:
         *,
         norm: str = "post_attention_layernorm",
         plus: float = 0.0,
+        limit: float = 0.0,
     ) -> None:
         weight = source.vector("norms", f"{prefix}.{norm}.weight", hidden, plus=plus)
         self._norm = Norm(weight, eps)
-        self._mlp = GatedMlp(source, "mlp", f"{prefix}.mlp", hidden, inner, stored)
+        self._mlp = GatedMlp(source, "mlp", f"{prefix}.mlp", hidden, inner, stored, limit)
 
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
         fold = work.fold

@@ -15,7 +15,8 @@ from kernels_numba.backend import Backend, Experts, Norm, Routing, Rows
 
 @dataclass(frozen=True, slots=True)
 class MoeShape:
-    """`shared` experts act as one MLP of shared · intermediate; 0 for none."""
+    """`shared` experts act as one MLP of shared · intermediate; 0 for none. A `limit` above 0
+    bounds gate and up of every expert."""
 
     hidden: int
     experts: int
@@ -25,6 +26,7 @@ class MoeShape:
     normalise: bool
     scale: float
     eps: float
+    limit: float = 0.0
 
 
 class SigmoidMoe:
@@ -64,7 +66,7 @@ class SigmoidMoe:
         ]
         own = source.shard.part(inner, "config.json's moe_intermediate_size")
         self._experts = Experts(
-            source.matrix("experts", sides), source.matrix("experts", downs), own
+            source.matrix("experts", sides), source.matrix("experts", downs), own, shape.limit
         )
         self._shared: GatedMlp | None = None
         if shape.shared:
@@ -75,6 +77,7 @@ class SigmoidMoe:
                 hidden,
                 shape.shared * inner,
                 shared or stored,
+                shape.limit,
             )
 
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:

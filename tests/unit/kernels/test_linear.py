@@ -101,6 +101,25 @@ def test_gated_is_silu_gate_times_up(backend, form, count, n) -> None:
     close(backend, backend.read(out, count), g / (1 + np.exp(-g)) * u)
 
 
+def test_a_limit_bounds_gate_and_up(backend) -> None:
+    if backend.name == "cuda":
+        pytest.skip("the CUDA backend has no limit yet")
+    gate, gate_values = random_part(Form.BF16, 40, 64, 3)
+    up, up_values = random_part(Form.BF16, 40, 64, 4)
+    x, out = random_rows(64, 1), backend.tensor(40)
+    x[2, 0] = np.nan
+    rows = rows_of(backend, 9)
+    backend.gated(rows, tensor_of(backend, x), backend.matrix([gate, up]), out, limit=4.0)
+    got = backend.read(out, 9)
+    assert np.isnan(got[2]).all()
+    source = np.delete(x[:9], 2, axis=0).astype(np.float64)
+    g = np.minimum(source @ gate_values.T, 4.0)
+    u = np.clip(source @ up_values.T, -4.0, 4.0)
+    assert (np.abs(u) == 4.0).any()
+    assert (g == 4.0).any()
+    close(backend, np.delete(got, 2, axis=0), g / (1 + np.exp(-g)) * u)
+
+
 def test_norm_alone(backend) -> None:
     rng = np.random.default_rng(5)
     weight = rng.standard_normal(300).astype(np.float32)
