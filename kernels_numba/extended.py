@@ -101,6 +101,29 @@ class Index:
     every: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class HyperSite:
+    """How `streams` residual streams of `width` values meet one sublayer: mixes of fn · streams.
+
+    fn [2n + n², n · width]; base [2n + n²]; scale [3]. `norm_eps` is of the streams' RMS, `eps` of
+    the mixes, whose n × n part is made doubly stochastic in `iterations`.
+    """
+
+    fn: Matrix
+    base: Tensor
+    scale: Tensor
+    streams: int
+    width: int
+    norm_eps: float
+    eps: float
+    iterations: int
+
+    @property
+    def mixes(self) -> int:
+        """Values of a row of mixes [pre n | post n | comb n × n]."""
+        return self.streams * (2 + self.streams)
+
+
 class Selection:
     """What each row of a step attends to: indices int32 [capacity, top] ascending, counts int32
     [capacity]; beyond a row's count the indices mean nothing."""
@@ -267,3 +290,44 @@ class ExtendedBackend(Backend, Protocol):
     ) -> None:
         """out[r] = attention of row r's heads over the rows of its slot that were selected, or over
         all up to its own position."""
+
+    def hyper_mix(
+        self, rows: Rows, streams: Tensor, site: HyperSite, raw: Tensor, mixes: Tensor
+    ) -> None:
+        """mixes[r] = [pre | post | comb] of row r's streams; raw[r] = fn · the same."""
+
+    def hyper_collapse(
+        self, rows: Rows, streams: Tensor, site: HyperSite, weights: Tensor, out: Tensor
+    ) -> None:
+        """out[r] = Σ_i weights[r, i] · streams[r, i]."""
+
+    def mean_streams(self, rows: Rows, streams: Tensor, count: int, out: Tensor) -> None:
+        """out[r] = the mean of row r's `count` streams."""
+
+    def hyper_expand(
+        self, rows: Rows, y: Tensor, site: HyperSite, mixes: Tensor, streams: Tensor
+    ) -> None:
+        """streams[r, j] = post_j · y[r] + Σ_i comb[i, j] · streams[r, i]."""
+
+    def channel_gates(
+        self,
+        rows: Rows,
+        f: Tensor,
+        b: Tensor,
+        log_rate: Tensor,
+        bias: Tensor,
+        bound: float,
+        decay: Tensor,
+        beta: Tensor,
+    ) -> None:
+        """Per key channel decay = exp(bound σ(exp(log_rate) (f + bias))), per head beta = σ(b)."""
+
+    def pool_keys(
+        self, rows: Rows, kg: Tensor, bias: Tensor, every: int, ring: Any, store: Any
+    ) -> None:
+        """Rows [key | gate] that complete `every` tokens leave the tokens' pooled key: per channel
+        the keys weighted by the softmax of gate + bias [every, dim]. Earlier tokens' rows are of
+        this step or in `ring`."""
+
+    def unfold(self, rows: Rows, pools: Selection, every: int, out: Selection) -> None:
+        """Positions of the pools selected, then those after the last whole pool."""

@@ -137,7 +137,7 @@ class Trace:
         logits = self._chunk_logits
         model.logits(range(count), logits)
         self.logits.append(engine.read_logits(logits, count))
-        hidden = engine.backend.tensor(self.taps.hidden_states()[0].shape[1], wide=True)
+        hidden = engine.backend.tensor(model.hidden, wide=True)
         model.final_hidden(rows, hidden)
         self.final_norm.append(engine.backend.read(hidden, count))
         for level in range(len(model.drafts)):
@@ -188,8 +188,8 @@ class Trace:
 def layer_outputs(
     engine: ModelEngine, trace: Trace, inputs: npt.NDArray[Any]
 ) -> tuple[list[F32Array], Taps]:
-    """Each layer's output on the reference's own input: inputs [L + 1, T, H] → L arrays [T, H], and
-    the expert choices made on the way."""
+    """Each layer's output on the reference's own input: inputs [L + 1, T, …] → L arrays [T, width],
+    and the expert choices made on the way."""
     layers, total = inputs.shape[0] - 1, inputs.shape[1]
     rows, step = engine.rows, engine.limits.chunk_limit
     engine.forward(Plan(0, closes=(SLOT,), opens=(trace.open_slot(),)))
@@ -203,7 +203,8 @@ def layer_outputs(
         engine.backend.begin(rows)
         for layer in range(layers):
             chunk = inputs[layer, start : start + rows.count].astype(np.float32)
-            engine.backend.write(engine.model.work.x, chunk)
+            residual = engine.model.residual
+            engine.backend.write(residual, chunk.reshape(rows.count, -1))
             engine.model.forward_layer(layer, rows, taps)
-            parts[layer].append(engine.backend.read(engine.model.work.x, rows.count))
+            parts[layer].append(engine.backend.read(residual, rows.count))
     return [np.concatenate(held) for held in parts], taps

@@ -110,3 +110,18 @@ def fold_rope(raw: dict[str, Any], fields: Set[str]) -> None:
                 raise refuse(f"rope_parameters.{field}", f"is {value!r}, {field} {raw[field]!r}")
         elif field not in ("rope_type", "type") or value != "default":
             raise refuse(f"rope_parameters.{field}", f"is {value!r}, which is not supported")
+
+
+def text_fields(config: Mapping[str, Any], outer: Set[str]) -> dict[str, Any]:
+    """The fields of `text_config`. What stands beside it is about images (`outer`), or must say the
+    same. Raises CheckpointError naming the field."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise refuse("text_config", "is missing")
+    text = dict(text)
+    for field, value in config.items():
+        if field in outer | SILENT | {"text_config"}:
+            continue
+        if text.setdefault(field, value) != value:
+            raise refuse(field, f"is {value!r}, text_config.{field} {text[field]!r}")
+    return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from dgpp.checkpoint.formats import BF16, Format
 from dgpp.models.layers.embedding import Embedding
@@ -34,9 +35,20 @@ class Ends:
     plus: float = 0.0
 
 
+class Streams(Protocol):
+    """How rows come into a residual of several streams and out of it."""
+
+    def enter(self, ops: Backend, rows: Rows, work: Workspace) -> None:
+        """work.streams = the embedded rows, which stand in work.x."""
+
+    def leave(self, ops: Backend, rows: Rows, work: Workspace) -> None:
+        """work.x = what the final norm takes."""
+
+
 class Decoder(ABC):
     """A forward pass over ragged rows. A family sets `layers`, `drafts`, `state`, `workspace` and
-    `rotary` while it is built, and gives its layers their state in `prepare_layers`.
+    `rotary` while it is built, and gives its layers their state in `prepare_layers`. One with a
+    residual of several streams sets `streams` too.
 
     The head gives logits of the ids `vocabulary`: all of them, or a rank's slice.
     """
@@ -47,6 +59,7 @@ class Decoder(ABC):
     workspace: WorkspaceShape
     rotary: int
     """Values of the rotary tables per position."""
+    streams: Streams | None = None
 
     def __init__(self, source: WeightSource, ends: Ends) -> None:
         self.embedding = Embedding(source, ends.embedding, ends.vocab, ends.hidden)
@@ -54,6 +67,7 @@ class Decoder(ABC):
         norm = source.vector("norms", ends.norm, ends.hidden, plus=ends.plus)
         self._norm = Norm(norm, ends.eps)
         self._tied = not ends.head
+        self.hidden = ends.hidden
         self.head: Matrix = None
         if ends.head:
             sizes = (ends.vocab, ends.hidden, ends.head_format)
@@ -72,6 +86,7 @@ class Decoder(ABC):
             own, held = self.vocabulary, self.embedding.held
             self.head = backend.cut(self.embedding.matrix, own.start - held.start, len(own))
         self.work = Workspace(backend, self.workspace, collective)
+        self.draft_work = self.work.of_one_stream()
         self.prepare_layers(backend, pools, positions)
         for draft in self.drafts:
             draft.prepare(backend)
@@ -84,22 +99,31 @@ class Decoder(ABC):
         """Run all rows; what each leaves behind goes to its slot's state."""
         ops, work = self.ops, self.work
         self.embedding.forward(ops, rows, work, work.x)
+        if self.streams is not None:
+            self.streams.enter(ops, rows, work)
         if observer is not None:
-            observer.hidden(0, rows, work.x)
+            observer.hidden(0, rows, self.residual)
         for index, layer in enumerate(self.layers):
             layer.forward(ops, rows, work, observer)
             if observer is not None:
-                observer.hidden(index + 1, rows, work.x)
+                observer.hidden(index + 1, rows, self.residual)
+        if self.streams is not None:
+            self.streams.leave(ops, rows, work)
+
+    @property
+    def residual(self) -> Tensor:
+        """What layers add to."""
+        return self.work.streams if self.workspace.streams else self.work.x
 
     def forward_layer(self, index: int, rows: Rows, observer: Observer | None = None) -> None:
-        """Run one layer alone on what `work.x` holds, its state included."""
+        """Run one layer alone on what the residual holds, its state included."""
         self.layers[index].forward(self.ops, rows, self.work, observer)
 
     def forward_draft(
         self, level: int, rows: Rows, hidden: Tensor, observer: Observer | None = None
     ) -> None:
         """Draft row q from `hidden` of position q and `rows.tokens`, the tokens at q + 1."""
-        self.drafts[level].forward(rows, hidden, self.embedding, self.work, observer)
+        self.drafts[level].forward(rows, hidden, self.embedding, self.draft_work, observer)
 
     def draft_logits(self, level: int, index: Sequence[int], out: Logits) -> None:
         """Logits [len(index), ids of this rank] of rows of the level's last forward."""

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dgpp.checkpoint.formats import BF16, INT4_PACKED, INT8_PACKED, Format
+from dgpp.checkpoint.formats import (
+    BF16,
+    FP8_BLOCK,
+    INT4_PACKED,
+    INT8_PACKED,
+    NVFP4_COMPRESSED,
+    Format,
+)
 from dgpp.models.config_fields import refuse
 
 FIELD = "quantization_config"
@@ -73,3 +80,41 @@ def pack_quantized(found: Mapping[str, Any]) -> Quantised:
         groups += [(_pattern(target, f"{field}.targets"), stored) for target in group["targets"]]
     ignored = [_pattern(target, f"{FIELD}.ignore") for target in found.get("ignore", [])]
     return Quantised(tuple(ignored), tuple(groups))
+
+
+FP8_BLOCKS = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
+
+
+def fp8_blocks(found: Mapping[str, Any], field: str = FIELD) -> Quantised:
+    """FP8 by blocks of 128 × 128, save for the modules named or what is under them. Raises
+    CheckpointError naming the field."""
+    for key, wanted in FP8_BLOCKS.items():
+        if found.get(key) != wanted:
+            raise refuse(f"{field}.{key}", f"is {found.get(key)!r}, not {wanted!r}")
+    left = found.get("modules_to_not_convert", [])
+    ignored = [re.compile(rf"{re.escape(str(module))}(\.|$)") for module in left]
+    return Quantised(tuple(ignored), ((re.compile(""), FP8_BLOCK),))
+
+
+def mixed(found: Mapping[str, Any]) -> Quantised:
+    """FP8 by blocks, the routed experts of the layers named in NVFP4 of compressed-tensors. Raises
+    CheckpointError naming the field."""
+    base = fp8_blocks(found.get("fp8", {}), f"{FIELD}.fp8")
+    experts = found.get("routed_experts", {})
+    wanted = {
+        "format": "nvfp4-pack-quantized",
+        "num_bits": 4,
+        "group_size": 16,
+        "symmetric": True,
+    }
+    for key, value in wanted.items():
+        if experts.get(key) != value:
+            raise refuse(f"{FIELD}.routed_experts.{key}", f"is {experts.get(key)!r}, not {value!r}")
+    layers = "|".join(str(int(layer)) for layer in experts.get("layers", []))
+    pattern = re.compile(rf"model\.layers\.(?:{layers})\.mlp\.experts\.")
+    return Quantised(base.ignored, ((pattern, NVFP4_COMPRESSED), *base.groups))

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from dgpp.errors import CheckpointError
 from dgpp.models.glm4_moe import config as glm4_moe_config
 from dgpp.models.glm4_moe.model import Glm4MoeModel
+from dgpp.models.glm5_next import config as glm5_next_config
+from dgpp.models.glm5_next.model import Glm5NextModel
 from dgpp.models.glm_moe_dsa import config as glm_dsa_config
 from dgpp.models.glm_moe_dsa.model import GlmDsaModel
 from dgpp.models.layers.embedding import Embedding
@@ -54,6 +56,12 @@ class Model(Protocol):
     work: Workspace
     rotary: int
     """Values of the rotary tables per position."""
+    hidden: int
+    """Values of a row that the head takes."""
+
+    @property
+    def residual(self) -> Tensor:
+        """What layers add to, of one stream or several."""
 
     @property
     def drafts(self) -> Sequence[Draft]:
@@ -101,6 +109,7 @@ class Family:
 
 FAMILIES = {
     "glm4_moe": Family("glm-4.7", glm4_moe_config.parse, Glm4MoeModel),
+    "glm5_next": Family("glm-5.3-flash", glm5_next_config.parse, Glm5NextModel),
     "glm_moe_dsa": Family("glm-5.3", glm_dsa_config.parse, GlmDsaModel),
     "qwen3_5": Family("qwen3.8-27b", qwen35_config.parse, Qwen35Model),
     "mimo_v2": Family("mimo", mimo_config.parse, MimoModel),

@@ -82,6 +82,24 @@ class Linear:
         return sum(count for _, count in self.ranges), columns
 
 
+@dataclass(frozen=True, slots=True)
+class Depthwise:
+    """A depthwise kernel `name` [channels, 1, taps]; ranks share out each of the channel ranges
+    (first, count), all channels where none are given."""
+
+    name: str
+    channels: int
+    take: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        return self.take or ((0, self.channels),)
+
+    def own(self, shard: Shard) -> int:
+        """Channels of one rank."""
+        return sum(shard.part(count, self.name) for _, count in self.ranges)
+
+
 class WeightSource(Protocol):
     """What a model may ask for while it is built. `item` names a line of the memory plan.
 
@@ -104,11 +122,8 @@ class WeightSource(Protocol):
     ) -> Tensor:
         """Parameters `name` [size] or of a shape `size`, in float32, `plus` added."""
 
-    def depthwise(
-        self, item: str, name: str, channels: int, taps: int, take: Sequence[tuple[int, int]]
-    ) -> Tensor:
-        """A depthwise kernel `name` [channels, 1, taps] as float32 [taps, channels]: of the channel
-        ranges `take` (first, count) this rank's part each."""
+    def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
+        """Depthwise kernels side by side as float32 [taps, channels]: this rank's part of each."""
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
         """Several vectors as one, in order; each is shared out as rows are."""
@@ -150,10 +165,8 @@ class PlannedWeights:
         self._add(item, 4 * math.prod(_shape(size)))
         return None
 
-    def depthwise(
-        self, item: str, name: str, channels: int, taps: int, take: Sequence[tuple[int, int]]
-    ) -> Tensor:
-        self._add(item, 4 * taps * sum(self.shard.part(count, name) for _, count in take))
+    def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
+        self._add(item, 4 * taps * sum(kernel.own(self.shard) for kernel in kernels))
         return None
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
@@ -210,10 +223,9 @@ class CheckedWeights:
         self._values(name, _shape(size), dtypes)
         return None
 
-    def depthwise(
-        self, item: str, name: str, channels: int, taps: int, take: Sequence[tuple[int, int]]
-    ) -> Tensor:
-        self._values(name, (channels, 1, taps), FLOATS)
+    def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
+        for kernel in kernels:
+            self._values(kernel.name, (kernel.channels, 1, taps), FLOATS)
         return None
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
@@ -275,15 +287,17 @@ class LoadedWeights(CheckedWeights):
         values = self._vector(name, size, dtypes, Split.NONE)
         return self._backend.vector(values + np.float32(plus) if plus else values)
 
-    def depthwise(
-        self, item: str, name: str, channels: int, taps: int, take: Sequence[tuple[int, int]]
-    ) -> Tensor:
-        whole = self._values(name, (channels, 1, taps), FLOATS)
-        spans = [(first, self.shard.span(Split.ROWS, count, name)) for first, count in take]
-        own = np.concatenate([whole[at + s.start : at + s.stop, 0] for at, s in spans])
-        if self.shard.world > 1:
-            self.account.add(name, whole.nbytes, own.nbytes, None)
-        return self._backend.vector(np.ascontiguousarray(to_float32(own).T))
+    def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
+        columns = []
+        for kernel in kernels:
+            name, shape = kernel.name, (kernel.channels, 1, taps)
+            whole = self._values(name, shape, FLOATS)
+            spans = [(at, self.shard.span(Split.ROWS, n, name)) for at, n in kernel.ranges]
+            own = np.concatenate([whole[at + s.start : at + s.stop, 0] for at, s in spans])
+            if self.shard.world > 1:
+                self.account.add(name, whole.nbytes, own.nbytes, None)
+            columns.append(to_float32(own).T)
+        return self._backend.vector(np.ascontiguousarray(np.concatenate(columns, axis=1)))
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
         parts = [self._vector(name, size, FLOATS, Split.ROWS) for name, size in names]
@@ -348,11 +362,9 @@ class DummyWeights:
     ) -> Tensor:
         return self._backend.vector(self._values(name, math.prod(_shape(size))))
 
-    def depthwise(
-        self, item: str, name: str, channels: int, taps: int, take: Sequence[tuple[int, int]]
-    ) -> Tensor:
-        own = sum(self.shard.part(count, name) for _, count in take)
-        return self._backend.vector(self._values(name, taps * own).reshape(taps, own))
+    def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
+        own = sum(kernel.own(self.shard) for kernel in kernels)
+        return self._backend.vector(self._values(kernels[0].name, taps * own).reshape(taps, own))
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
         parts = [self._values(name, self.shard.part(size, name)) for name, size in names]

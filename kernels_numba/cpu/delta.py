@@ -151,3 +151,25 @@ def gate_rows(x: int, x_stride: int, rows: int, width: int, gate: int, gate_stri
         z = view_f32(gate + r * gate_stride, width)
         for i in range(width):
             target[i] = target[i] * sigmoid32(z[i])
+
+
+@kernel(parallel=True)
+def channel_gates(
+    f: int, f_stride: int, b: int, b_stride: int, rows: int, heads: int, dim: int, log_rate: int,
+    bias: int, bound: float, decay: int, decay_stride: int, beta: int, beta_stride: int,
+) -> None:  # fmt: skip
+    """decay = exp(bound · sigmoid(exp(log_rate) · (f + bias))) per key channel of each head,
+    beta = sigmoid(b) per head."""
+    rate = view_f32(log_rate, heads)
+    shift = view_f32(bias, heads * dim)
+    for r in prange(rows):
+        source = view_f32(f + r * f_stride, heads * dim)
+        keep = view_f32(decay + r * decay_stride, heads * dim)
+        strength = view_f32(beta + r * beta_stride, heads)
+        raw = view_f32(b + r * b_stride, heads)
+        for h in range(heads):
+            speed = math.exp(float(rate[h]))
+            strength[h] = sigmoid32(raw[h])
+            for i in range(dim):
+                x = speed * float(source[h * dim + i] + shift[h * dim + i])
+                keep[h * dim + i] = np.float32(math.exp(bound / (1.0 + math.exp(-x))))

@@ -7,6 +7,7 @@ from kernels_numba.cpu import conv as conv_kernels
 from kernels_numba.cpu import delta as delta_kernels
 from kernels_numba.cpu import rotary as rotary_kernels
 from kernels_numba.cpu import window as window_kernels
+from kernels_numba.cpu.hyper_connections import CpuHyper
 from kernels_numba.cpu.latents import CpuLatents
 from kernels_numba.cpu.memory import Block, padded
 from kernels_numba.cpu.row_handle import RowHandle
@@ -29,7 +30,7 @@ def head_norms(attention: Attention) -> tuple[int, int, float]:
     )
 
 
-class CpuExtended(CpuLatents):
+class CpuExtended(CpuLatents, CpuHyper):
     """Implements what `kernels_numba.extended.ExtendedBackend` has beyond a Backend."""
 
     def __init__(self, cores: int) -> None:
@@ -152,3 +153,21 @@ class CpuExtended(CpuLatents):
         delta_kernels.gate_rows(
             x.address, x.stride, rows.count, x.width, gate.address + 4 * at, gate.stride
         )
+
+    def channel_gates(
+        self,
+        rows: Rows,
+        f: Block,
+        b: Block,
+        log_rate: Block,
+        bias: Block,
+        bound: float,
+        decay: Block,
+        beta: Block,
+    ) -> None:
+        heads = log_rate.width
+        delta_kernels.channel_gates(
+            f.address, f.stride, b.address, b.stride, rows.count, heads, bias.width // heads,
+            log_rate.address, bias.address, bound, decay.address, decay.stride, beta.address,
+            beta.stride,
+        )  # fmt: skip

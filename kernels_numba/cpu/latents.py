@@ -9,6 +9,7 @@ from kernels_numba.cpu import grouped as grouped_kernels
 from kernels_numba.cpu import heads as head_kernels
 from kernels_numba.cpu import index as index_kernels
 from kernels_numba.cpu import latent as latent_kernels
+from kernels_numba.cpu import pool as pool_kernels
 from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import Block, padded
 from kernels_numba.cpu.norm import rms_rows
@@ -151,4 +152,22 @@ class CpuLatents:
             queries.address, queries.stride, rows.count, *handle.metadata, indices, counts, top,
             attention.heads, width, attention.value_dim, values, block_rows, attention.scale,
             store.address, line, out.address, out.stride, scratch.address, scratch.stride,
+        )  # fmt: skip
+
+    def pool_keys(
+        self, rows: Rows, kg: Block, bias: Block, every: int, ring: CpuStore, store: CpuStore
+    ) -> None:
+        handle: RowHandle = rows.handle
+        block_rows, line = store.lines
+        pool_kernels.pool_keys(
+            kg.address, kg.stride, rows.count, *handle.metadata, handle.starts_at, every,
+            store.width, bias.address, ring.address, *ring.lines, block_rows, store.address, line,
+        )  # fmt: skip
+
+    def unfold(self, rows: Rows, pools: Selection, every: int, out: Selection) -> None:
+        held, held_counts, held_top = pools.handle
+        indices, counts, top = out.handle
+        pool_kernels.unfold(
+            rows.count, rows.handle.metadata[0], held, held_counts, held_top, every, indices,
+            counts, top,
         )  # fmt: skip

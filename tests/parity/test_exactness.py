@@ -27,7 +27,14 @@ LIMITS = EngineLimits(
     chunk_limit=BLOCK * EACH,
     candidates=8,
 )
-FAMILIES = ["glm-4.7-bf16", "glm-4.7-nvfp4", "glm-5.3-bf16", "mimo-bf16", "qwen3.8-27b-bf16"]
+FAMILIES = [
+    "glm-4.7-bf16",
+    "glm-4.7-nvfp4",
+    "glm-5.3-bf16",
+    "glm-5.3-flash-bf16",
+    "mimo-bf16",
+    "qwen3.8-27b-bf16",
+]
 GREEDY = SamplingParams(temperature=0.0)
 
 

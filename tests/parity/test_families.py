@@ -20,6 +20,9 @@ pytestmark = pytest.mark.timeout(600)
 FIXTURES = {
     "glm-5.3-bf16": (1, 2, 4),
     "glm-5.3-int4-int8": (1, 2, 4),
+    "glm-5.3-flash-bf16": (1, 2, 4),
+    "glm-5.3-flash-fp8": (1, 4),
+    "glm-5.3-flash-nvfp4-fp8": (1, 2),
     "mimo-bf16": (1, 2, 4),
     "mimo-mxfp4-fp8": (1, 2, 4),
     "qwen3.8-27b-bf16": (1, 2, 4),
@@ -65,6 +68,8 @@ def test_layer_by_layer(name: str) -> None:
         ("mimo-bf16", "router_ids", "router ids of layer 1: not identical"),
         ("glm-5.3-bf16", "selected", "selection of layer 0: not identical"),
         ("glm-5.3-bf16", "mtp_selected", "draft selection of layer 7: not identical"),
+        ("glm-5.3-flash-bf16", "hidden", "hidden after layer 0: off by"),
+        ("glm-5.3-flash-bf16", "selected", "selection of layer 2: not identical"),
         ("mimo-bf16", "hidden", "hidden after layer 0: off by"),
         ("qwen3.8-27b-bf16", "mtp_chain_logits", "draft chain: off by"),
         ("qwen3.8-27b-bf16", "mtp_chain_ids", "draft chain: tokens"),

@@ -9,7 +9,7 @@ from dgpp.checkpoint.formats import Format
 from dgpp.models.layers.extended import extended
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.shard import Shard, Split
-from dgpp.models.sources import Linear, WeightSource
+from dgpp.models.sources import Depthwise, Linear, WeightSource
 from dgpp.state.declaration import FixedState, Ring
 from kernels_numba.backend import Backend, Norm, Rows, Tensor
 from kernels_numba.extended import Convolution, DeltaRule
@@ -103,9 +103,8 @@ class GatedDeltaNet:
         self._inputs = source.matrix("attention", [inputs])
         self._gate = source.matrix("attention", [linear("in_proj_z", shape.values)])
         self._gates = source.matrix("attention", gates)
-        kernel = source.depthwise(
-            "attention", f"{name}.conv1d.weight", shape.channels, shape.taps, shape.ranges
-        )
+        channels = Depthwise(f"{name}.conv1d.weight", shape.channels, shape.ranges)
+        kernel = source.depthwise("attention", [channels], shape.taps)
         self._convolution = Convolution(kernel, own.channels, shape.taps)
         self._log_rate = source.joined("attention", [(f"{name}.A_log", heads)])
         self._bias = source.joined("attention", [(f"{name}.dt_bias", heads)])

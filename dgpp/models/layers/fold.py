@@ -11,21 +11,28 @@ class Fold:
 
     On one rank `target` is the residual `x` itself. In a world it is this rank's share of the
     output, and `finish` adds the shares of all ranks to the residual: x is the same on every rank
-    at every edge of a sublayer.
+    at every edge of a sublayer. Without `adds` x becomes the sublayer's output instead.
     """
 
     def __init__(
-        self, backend: Backend, x: Tensor, hidden: int, collective: Collective | None
+        self,
+        backend: Backend,
+        x: Tensor,
+        hidden: int,
+        collective: Collective | None,
+        *,
+        adds: bool = True,
     ) -> None:
         self._x = x
         self._collective = collective
-        self.add = collective is None
+        self._adds = adds
+        self.add = adds and collective is None
         self.target: Tensor = x if collective is None else collective.partial(backend, hidden)
 
     def finish(self, rows: Rows) -> None:
-        """x += the sublayer's output."""
+        """x += the sublayer's output, or = where it does not add."""
         if self._collective is not None:
-            self._collective.all_reduce(rows.count, self.target, self._x)
+            self._collective.all_reduce(rows.count, self.target, self._x, add=self._adds)
 
     def share_of(self, out: Tensor) -> Tensor:
         """Where a rank writes its share of `out`, without adding; then comes `total`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from dgpp.checkpoint.formats import Format
 from dgpp.models.layers.extended import extended
-from dgpp.models.layers.indexer import TokenIndexer
+from dgpp.models.layers.indexer import Indexer
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.shard import Shard, Split
 from dgpp.models.sources import Linear, WeightSource
@@ -82,7 +82,7 @@ class MlaAttention:
         norm: str,
         shape: MlaShape,
         format_of: Callable[[str], Format],
-        indexer: TokenIndexer | None,
+        indexer: Indexer | None,
     ) -> None:
         self.shape = own = shape.own(source.shard)
         self.indexer = indexer

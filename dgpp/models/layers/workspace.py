@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 from dgpp.models.layers.extended import extended
@@ -16,7 +17,8 @@ class WorkspaceShape:
     """Widths in values on one rank. 0 experts per token where the model has no MoE layer, 0
     `partial` where nothing is summed over ranks, 0 `qkv` and `queries` without grouped-query
     attention, 0 `kv` where all keys are paged, 0 `selected` where no layer attends to a selection.
-    `extra` are the float32 rows that a family's layers need besides, by name."""
+    `extra` are the float32 rows that a family's layers need besides, by name. With `streams` above
+    0 the residual is that many streams, and x is what a sublayer meets of them."""
 
     hidden: int
     attended: int
@@ -27,12 +29,15 @@ class WorkspaceShape:
     partial: int = 0
     kv: int = 0
     selected: int = 0
+    streams: int = 0
     extra: tuple[tuple[str, int], ...] = ()
 
     def row_bytes(self, *, narrow: bool = False) -> int:
         """Bytes per row, kernels' own scratch included; `narrow` where activations are bf16 and
         only sums are float32."""
         sums = 2 * self.hidden + self.qkv + self.partial + sum(width for _, width in self.extra)
+        if self.streams:
+            sums += (self.streams + 1) * self.hidden + self.partial
         rest = self.hidden + self.queries + self.attended + self.intermediate + self.kv
         rest += self.selected
         if not narrow:
@@ -48,13 +53,22 @@ class WorkspaceShape:
 
 class Workspace:
     """x: the residual; the others are free between a layer's operations. `fold` takes what a
-    sublayer adds to x. `extra` are rows by the names that the shape gives."""
+    sublayer adds to x. `extra` are rows by the names that the shape gives.
+
+    Of several streams the residual is `streams`; a sublayer then reads x, and its output goes to
+    `output`.
+    """
 
     def __init__(
         self, backend: Backend, shape: WorkspaceShape, collective: Collective | None
     ) -> None:
         self.x: Tensor = backend.tensor(shape.hidden, wide=True)
-        self.fold = Fold(backend, self.x, shape.hidden, collective)
+        self._plain = Fold(backend, self.x, shape.hidden, collective)
+        self.fold, self.output = self._plain, self.x
+        if shape.streams:
+            self.streams: Tensor = backend.tensor(shape.streams * shape.hidden, wide=True)
+            self.output = backend.tensor(shape.hidden, wide=True)
+            self.fold = Fold(backend, self.output, shape.hidden, collective, adds=False)
         self.normed: Tensor = backend.tensor(shape.hidden)
         self.shared: Tensor = backend.tensor(shape.hidden, wide=True)
         self.qkv: Tensor = backend.tensor(shape.qkv, wide=True) if shape.qkv else None
@@ -67,6 +81,12 @@ class Workspace:
         }
         self.act: Tensor = backend.tensor(shape.intermediate)
         self.routes: Routes = backend.routes(max(1, shape.experts_per_token))
+
+    def of_one_stream(self) -> Workspace:
+        """The same rows for layers that add to x, such as those of draft levels."""
+        plain = copy.copy(self)
+        plain.fold, plain.output = self._plain, self.x
+        return plain
 
     @property
     def selection(self) -> Selection:

@@ -6,17 +6,18 @@ from typing import Any
 
 import msgspec
 
-from dgpp.checkpoint.formats import BF16, FP8_BLOCK, Format
+from dgpp.checkpoint.formats import Format
 from dgpp.models.config_fields import (
     MOST,
-    SILENT,
     check_range,
     check_rotation,
     check_share,
     fold_rope,
     read_fields,
     refuse,
+    text_fields,
 )
+from dgpp.models.quantisation import UNQUANTISED, Quantised, fp8_blocks
 
 OUTER = frozenset(
     {
@@ -40,19 +41,10 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "mtp_use_dedicated_embeddings": (False,),
 }
 KINDS = {"linear_attention", "full_attention"}
-QUANTISED = {
-    "quant_method": "fp8",
-    "fmt": "e4m3",
-    "activation_scheme": "dynamic",
-    "weight_block_size": [128, 128],
-}
 
 
 class Qwen35Config(msgspec.Struct, frozen=True):
-    """The sizes of a qwen3_5 text model, under the names of config.json.
-
-    `unquantised` names the modules left in bf16; None when nothing is quantised.
-    """
+    """The sizes of a qwen3_5 text model, under the names of config.json."""
 
     vocab_size: int
     hidden_size: int
@@ -73,7 +65,7 @@ class Qwen35Config(msgspec.Struct, frozen=True):
     rms_norm_eps: float
     mtp_num_hidden_layers: int = 0
     full_attention_interval: int | None = None
-    unquantised: frozenset[str] | None = None
+    quantised: Quantised = UNQUANTISED
 
     @property
     def rotated(self) -> int:
@@ -86,32 +78,12 @@ class Qwen35Config(msgspec.Struct, frozen=True):
 
     def format(self, module: str) -> Format:
         """How the checkpoint stores the matrix of `module`."""
-        if self.unquantised is None or module in self.unquantised:
-            return BF16
-        return FP8_BLOCK
-
-
-def _unquantised(raw: dict[str, Any]) -> frozenset[str] | None:
-    found = raw.pop("quantization_config", None)
-    if found is None:
-        return None
-    for key, wanted in QUANTISED.items():
-        if found.get(key) != wanted:
-            raise refuse(f"quantization_config.{key}", f"is {found.get(key)!r}, not {wanted!r}")
-    return frozenset(str(module) for module in found.get("modules_to_not_convert", []))
+        return self.quantised.format(module)
 
 
 def _text(config: dict[str, Any]) -> dict[str, Any]:
-    """The text model's fields; what stands beside them is about images or says the same."""
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        raise refuse("text_config", "is missing")
-    text = dict(text)
-    for field, value in config.items():
-        if field in OUTER | SILENT | {"text_config", "quantization_config"}:
-            continue
-        if text.setdefault(field, value) != value:
-            raise refuse(field, f"is {value!r}, text_config.{field} {text[field]!r}")
+    """The text model's fields."""
+    text = text_fields(config, OUTER)
     rope = text.get("rope_parameters")
     if isinstance(rope, dict):
         # Rotary positions of text are the same on all three axes of an image's.
@@ -142,10 +114,12 @@ def _check(config: Qwen35Config) -> None:
 
 def parse(config: dict[str, Any]) -> Qwen35Config:
     """Qwen35Config from a parsed config.json. Raises CheckpointError naming the field."""
-    unquantised = _unquantised(config := dict(config))
+    config = dict(config)
+    found = config.pop("quantization_config", None)
+    quantised = UNQUANTISED if found is None else fp8_blocks(found)
     raw = _text(config)
     fold_rope(raw, {"rope_theta", "partial_rotary_factor"})
-    derived = {"unquantised": unquantised}
+    derived = {"quantised": quantised}
     parsed = read_fields(raw, Qwen35Config, "qwen3_5", fixed=FIXED, derived=derived)
     _check(parsed)
     return parsed

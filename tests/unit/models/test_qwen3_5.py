@@ -13,7 +13,8 @@ from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.checkpoint.formats import BF16, FP8_BLOCK
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.plan import MemorySettings, plan_memory
-from dgpp.models.qwen3_5.config import QUANTISED, parse
+from dgpp.models.quantisation import FP8_BLOCKS
+from dgpp.models.qwen3_5.config import parse
 from dgpp.models.qwen3_5.model import Qwen35Model
 from dgpp.models.sources import CheckedWeights
 
@@ -48,7 +49,7 @@ def release() -> dict[str, object]:
             max_position_embeddings=262144,
         ),
         "quantization_config": {
-            **QUANTISED,
+            **FP8_BLOCKS,
             "modules_to_not_convert": ["lm_head", "mtp.fc", *left],
         },
     }
