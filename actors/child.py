@@ -14,15 +14,16 @@ import sys
 import time
 import traceback
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import uvloop
 
 from actors import control
 from actors.actor import Actor
-from actors.context import Context, run_here
+from actors.context import Context, Look, run_here
 from actors.dispatch import Dispatcher
-from actors.heartbeat import Heartbeat, HeartbeatPage, end_with_supervisor
+from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage, Watch, end_with_supervisor
 from actors.memory import map_memfd
 from actors.spec import ChildSpec, inherit_receiver, inherit_sender, read_spec
 from actors.statistics import StatisticsBlock
@@ -50,8 +51,11 @@ def show_as(title: str) -> None:
 class Child:
     """Runs one actor on the current loop and does what the supervisor says."""
 
-    def __init__(self, spec: ChildSpec, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, spec: ChildSpec, loop: asyncio.AbstractEventLoop, watches: list[Watch]
+    ) -> None:
         self._spec = spec
+        self._watches = watches
         self._loop = loop
         self._built = False
         self._ready = False
@@ -99,6 +103,9 @@ class Child:
 
     def request_end(self, why: str) -> None:
         self._control.send(control.End(why))
+
+    def watch(self, look: Look) -> None:
+        self._watches.append(partial(_end_with_last_words, look))
 
     def _build(self) -> None:
         spec = self._spec
@@ -184,8 +191,15 @@ class Child:
             self._end.set_result(status)
 
 
-async def _run(spec: ChildSpec) -> int:
-    return await Child(spec, asyncio.get_running_loop()).run()
+def _end_with_last_words(look: Look) -> None:
+    """As in `end_with_supervisor`: the rest of the process may hold any lock."""
+    if (last_words := look(BEAT_S)) is not None:
+        os.write(2, f"{last_words}\n".encode())
+        os._exit(2)
+
+
+async def _run(spec: ChildSpec, watches: list[Watch]) -> int:
+    return await Child(spec, asyncio.get_running_loop(), watches).run()
 
 
 def main(arguments: list[str]) -> None:
@@ -199,10 +213,10 @@ def main(arguments: list[str]) -> None:
         os.set_inheritable(fd, False)
     page = HeartbeatPage(map_memfd(spec.heartbeat))
     last_words = f"{spec.who}: the supervisor stopped responding"
-    watch = end_with_supervisor(page, last_words, spec.supervisor_stall_s)
-    Heartbeat(page, spec.index, watch).start()
+    watches = [end_with_supervisor(page, last_words, spec.supervisor_stall_s)]
+    Heartbeat(page, spec.index, watches).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status = runner.run(_run(spec))
+        status = runner.run(_run(spec, watches))
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

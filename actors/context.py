@@ -14,6 +14,7 @@ from actors.channel import ChannelStatistics, Receiver, Sender
 from actors.statistics import StatisticsBlock
 
 T = TypeVar("T")
+Look = Callable[[float], str | None]
 Factory = Callable[[], asyncio.BaseProtocol]
 ClockNs = Callable[[], int]
 
@@ -32,6 +33,8 @@ class Host(Protocol):
     def announce_loading(self, what: str | None) -> None: ...
 
     def request_end(self, why: str) -> None: ...
+
+    def watch(self, look: Look) -> None: ...
 
 
 class Connect(Protocol):
@@ -143,6 +146,12 @@ class Context:
     def end_world(self, why: str) -> None:
         """End the world in order, as a signal would."""
         self._host.request_end(why)
+
+    def watch(self, look: Look) -> None:
+        """Have `look` called now and then, with the seconds since its last call: from a thread of
+        its own where the actor has a process. What it returns, if anything, are the last words of
+        an actor that must end at once, however it is stuck."""
+        self._host.watch(look)
 
     @contextmanager
     def loading(self, what: str) -> Iterator[None]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from actors.boot import Boot
 from actors.channel import Arrays
 from actors.context import Context, T
+from actors.memory_lock import lock_memory
 from actors.messages.engine_sampler import FullRow, Selected
 from actors.messages.sampler_engine import Masks, WantRow
 from actors.role import Role
@@ -62,6 +63,8 @@ class EngineActor(Role):
         self._due = 0.0
 
     async def start(self) -> None:
+        if self.boot.backend != "scripted":
+            _log.info("%s", lock_memory())
         with self.context.loading(f"the {self.boot.backend} engine"):
             self._engine = await self.context.run_blocking(self._build)
         if self._depth:

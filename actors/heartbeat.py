@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 BEAT_S = 0.1
 _WORDS_PER_LINE = 8
 
 SUPERVISOR = 0
+
+Watch = Callable[[], object]
 
 
 def heartbeat_bytes(processes: int) -> int:
@@ -58,14 +60,12 @@ class HeartbeatWatch:
 
 
 class Heartbeat:
-    """The daemon thread that bumps one word, and calls `watch` each time if there is one."""
+    """The daemon thread that bumps one word, and calls each of `watches` every time."""
 
-    def __init__(
-        self, page: HeartbeatPage, index: int, watch: Callable[[], object] | None = None
-    ) -> None:
+    def __init__(self, page: HeartbeatPage, index: int, watches: Sequence[Watch] = ()) -> None:
         self._page = page
         self._index = index
-        self._watch = watch
+        self._watches = watches
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -80,13 +80,13 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._ended.wait(BEAT_S):
             self._page.beat(self._index)
-            if self._watch is not None:
-                self._watch()
+            for watch in tuple(self._watches):
+                watch()
 
 
 def end_with_supervisor(
     page: HeartbeatPage, last_words: str, limit_s: float, status: int = 2
-) -> Callable[[], None]:
+) -> Watch:
     """A watch for children: ends this process when the supervisor stands still for `limit_s`.
 
     `os._exit` and a raw write: the rest of the process may hold any lock. A stopped supervisor is

@@ -16,7 +16,7 @@ from typing import Any
 from actors import control
 from actors.actor import Actor
 from actors.channel import Receiver, Sender, open_receiver, open_sender
-from actors.context import ClockNs, Connect, Context, RunBlocking, T, over_socket
+from actors.context import ClockNs, Connect, Context, Look, RunBlocking, T, over_socket
 from actors.dispatch import Dispatcher
 from actors.memory import local_memory
 from actors.ring import Wake, format_ring, ring_memory_bytes
@@ -25,7 +25,9 @@ from actors.spec import who
 from actors.statistics import StatisticsBlock, block_bytes
 from actors.supervisor import Failure
 from actors.topology import ChannelSpec, RoleSpec, Topology, resolve
-from dgpp.errors import DgppError
+from dgpp.errors import DgppError, WorldFailedError
+
+WATCH_S = 1.0
 
 
 def local_channel(
@@ -60,6 +62,9 @@ class _ActorHost:
 
     def request_end(self, why: str) -> None:
         self._world.request_end(why)
+
+    def watch(self, look: Look) -> None:
+        self._world.watch(self._role, look)
 
 
 class InlineWorld:
@@ -169,6 +174,13 @@ class InlineWorld:
         """Only the first reason counts."""
         if not self.asked.done():
             self.asked.set_result(why)
+
+    def watch(self, role: str, look: Look) -> None:
+        """Call `look` from a timer: of all that hangs, only a waiting actor can be named here."""
+        if (last_words := look(WATCH_S)) is not None:
+            self.report_failure(role, WorldFailedError(last_words))
+        elif not self.failure.done():
+            self._loop.call_later(WATCH_S, self.watch, role, look)
 
     async def _start(self, role: RoleSpec) -> None:
         name = role.role

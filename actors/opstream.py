@@ -27,16 +27,19 @@ class OpStreamFile:
         self._path = path
         self._segment_bytes = segment_bytes
         self._size = 0
+        self._lock = self._fd = -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._fd = self._begin()
         except BlockingIOError as error:
+            self.close()
             raise ConfigError(
                 f"paths.log_dir: {path} is being written by another deployment"
             ) from error
         except OSError as error:
+            self.close()
             raise ConfigError(f"paths.log_dir: {path}: {error.strerror}") from error
 
     @classmethod

@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> None:
     for fd in spec.fds():
         os.set_inheritable(fd, False)
     page = HeartbeatPage(map_memfd(spec.heartbeat))
-    Heartbeat(page, spec.rank, end_with_host(page, spec)).start()
+    Heartbeat(page, spec.rank, (end_with_host(page, spec),)).start()
     log.setup(json=spec.log_json, role="main", rank=spec.rank)
     status = _follow(spec)
     log.log_event(_log, "stopped", exit_status=status)

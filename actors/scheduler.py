@@ -68,8 +68,8 @@ class SchedulerActor(TickingActor):
     async def drain(self, timeout_s: float) -> None:
         """Clients are answered; let what they left come to rest, so that all ranks end alike."""
         before = -1
-        while self._busy or self._ticks + self._steps != before:
-            before = self._ticks + self._steps
+        while self._busy or self._ticks != before:
+            before = self._ticks
             await asyncio.sleep(QUIET_S)
 
     async def stop(self) -> None:

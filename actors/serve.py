@@ -21,6 +21,7 @@ from actors.journal import JournalLinks, link_name
 from actors.journal_join import Connection, Joining, listen
 from actors.leading import LeadingWorld
 from actors.memory import create_memfd, map_memfd
+from actors.memory_lock import raise_limit
 from actors.rank_spec import RankSpec
 from actors.run import make_world, run_world, supervise
 from actors.supervisor import Settings as Supervision
@@ -55,6 +56,7 @@ def serve(settings: Settings, *, log_json: bool, rank: int | None = None) -> int
     weight is read.
     """
     log.setup(json=log_json, role="main", rank=rank or 0)
+    raise_limit()
     if rank:
         where = _host(settings), settings.ports.journal
         status = follow(settings, rank, *where, _token(settings), log_json=log_json)

@@ -12,6 +12,8 @@ from actors.context import Context
 from actors.opstream import OpStreamFile
 from actors.reporting import SchedulerReport
 from actors.role import Role
+from actors.spec import who
+from actors.step_watch import StepWatch
 from dgpp.net.journal_messages import Point
 from dgpp.sched.memory import CachePolicy
 from dgpp.sched.operations import Sink
@@ -40,7 +42,8 @@ class TickingActor(Role):
         )
         self._verdicts: deque[Verdict] = deque()
         self._ticks = 0
-        self._steps = 0
+        self._watch = StepWatch(who(context.role, context.rank))
+        context.watch(self._watch.look)
         self._report = SchedulerReport(
             context, self.boot.settings.engine.stats_interval_s, requests=self.boot.rank == 0
         )
@@ -70,7 +73,7 @@ class TickingActor(Role):
     @property
     def point(self) -> Point:
         """Where the scheduler stands, as ranks compare it."""
-        return Point(self._steps, self._scheduler.digest(), self._scheduler.prefix_digest())
+        return Point(self._watch.decided, self._scheduler.digest(), self._scheduler.prefix_digest())
 
     def decided(self, verdict: Verdict) -> None:
         """The sampler decided a step."""
@@ -105,13 +108,14 @@ class TickingActor(Role):
         self._report.levels(self._scheduler.statistics())
         if step.plan is not None:
             self._report.planned(step.plan)
+            self._watch.planned += 1
             # The sampler first: it takes in newcomers while the engine computes.
             self.context.post(SAMPLER, without_prompts(step.plan))
             self.context.post(ENGINE, step.plan)
 
     def _apply(self, verdict: Verdict) -> None:
         news = self._scheduler.apply(verdict)
-        self._steps += 1
+        self._watch.decided += 1
         self._report.step(self._scheduler.statistics(), verdict)
         self._hear(news)
 

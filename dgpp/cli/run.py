@@ -1,6 +1,7 @@
 """`dgpp run`: serve one deployment."""
 
 import os
+import sys
 from collections.abc import MutableMapping
 from enum import StrEnum
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from dgpp.cli.flags import with_key_flags
+from dgpp.cli.no_swap import keep_out_of_swap
 from dgpp.cli.settings import ConfigArgument, SetOption, load_settings, load_site_alone
 from dgpp.config.constraints import refuse_unsupported
 from dgpp.config.document import Override
@@ -76,6 +78,8 @@ def run(
     if rank is not None and not 0 <= rank < settings.world_size:
         raise ConfigError(f"--rank: expected 0..{settings.world_size - 1}, got {rank}")
     prepare_environment(os.environ, settings, log_level and log_level.value, rank or 0)
+    if not memory_plan:
+        keep_out_of_swap(os.environ, sys.argv[1:])
     from actors import launch, serve  # import NumPy, which must come after the environment is set
 
     if memory_plan:

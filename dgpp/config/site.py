@@ -38,7 +38,7 @@ NODE_KEYS = (
 
 OVERRIDE_KEYS = NODE_KEYS[:4]
 
-SERVED_NODE_KEYS = ("HF_HUB_CACHE", "DGPP_LOG_LEVEL")
+SERVED_NODE_KEYS = ("HF_HUB_CACHE", "DGPP_LOG_LEVEL", "DGPP_MLOCK")
 """Those that change something today."""
 
 
@@ -108,7 +108,7 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     DGPP_LOG_LEVEL: Annotated[
         Literal["debug", "info", "warning", "error"], Key("least level that is logged")
     ] = "info"
-    DGPP_MLOCK: Annotated[Literal["on", "off"], Key("pin the process in memory", now=LATER)] = "on"
+    DGPP_MLOCK: Annotated[Literal["on", "off"], Key("lock the engine's process in memory")] = "on"
 
 
 def parse_env(text: str, source: str) -> dict[str, str]:

@@ -124,6 +124,15 @@ def test_an_actor_can_end_the_world_in_order(tmp_path: Path, placement: str) -> 
     assert (tmp_path / "keeper.stop").exists()
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_watch_ends_a_stuck_actor_with_its_last_words(tmp_path: Path, placement: str) -> None:
+    with world(tmp_path, placement, break_at="keeper:receive:watch") as w:
+        status, errors = w.end()
+    assert status == 2, errors
+    assert f"keeper waited {0.1 if placement == 'processes' else 1} s" in errors
+    assert "keeper of rank 0 " + ("exited" if placement == "processes" else "failed") in errors
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_killed_actor_ends_the_world(tmp_path: Path, role: str) -> None:
     with world(tmp_path) as w:

@@ -146,6 +146,8 @@ class Keeper(ToyActor):
             hold_interpreter(3)
         if self.boot.break_at == "keeper:receive:end":
             self.context.end_world("keeper has enough")
+        if self.boot.break_at == "keeper:receive:watch":
+            self.context.watch(lambda seconds: f"keeper waited {seconds:g} s")
         total = float(first.sum()) + int(second.sum())
         self.context.post("keeper>door", Sum(message.number, total))
 

@@ -306,8 +306,8 @@ def test_what_the_site_says_is_no_request():
 def test_what_differs_from_the_site_is_refused():
     document = to_document(read(MINIMAL, SITE))
     document["ports"]["fabric"] = 9
-    document["node_env"][0]["DGPP_MLOCK"] = "on"
-    keys = ["node_env[0].DGPP_MLOCK", "ports.fabric"]
+    document["node_env"][0]["DGPP_BUS_TIMELINE"] = "1"
+    keys = ["node_env[0].DGPP_BUS_TIMELINE", "ports.fabric"]
     assert unsupported_keys(read(document, SITE), site_alone(SITE)) == keys
 
 
