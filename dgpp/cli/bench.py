@@ -73,14 +73,19 @@ def _settings(wanted: _Wanted, batch: int, tokens: int) -> Settings:
     return resolve(document, "--checkpoint", site=parse_site({}, ""), overrides=laid)
 
 
+def _settle_blas() -> None:
+    """Before NumPy loads: one thread a product, as BLAS threads would fight the kernels' own, and
+    the kernels of this machine, not of another."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    os.environ.pop("OPENBLAS_CORETYPE", None)
+
+
 @contextmanager
 def _engine(
     wanted: _Wanted, contexts: tuple[int, ...], batch: int, steps: int = 0
 ) -> Iterator[_Bench]:
     """The deployment's engine, loaded as `dgpp run` loads it; `steps` decode steps are to follow a
     context, 0 for prefill."""
-    # Large products of one thread each: BLAS threads would fight the kernels' own.
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     from actors.engine import build_engine
     from actors.launch import deploy
     from dgpp.bench.drive import Driver
@@ -202,6 +207,7 @@ def bench_decode(
     cached context. The last column is that over the step's time, as a share of the bandwidth
     measured in the same run.
     """
+    _settle_blas()
     from dgpp.bench.measure import COUNTED_STEPS, WARM_STEPS, Decode
     from dgpp.bench.setup import whole_numbers
 
@@ -236,6 +242,7 @@ def bench_prefill(
     FLOPs are those of products with weights alone (experts by their share); the last column is
     their rate as a share of a plain matrix product's, measured in the same run.
     """
+    _settle_blas()
     from dgpp.bench.measure import measure_prefill
     from dgpp.bench.setup import whole_numbers
 

@@ -14,6 +14,8 @@ from kernels_numba.cpu.bandwidth import reader
 READ_BYTES = 256 << 20
 COLUMNS = 2048
 DEPTH = 2048
+FEWEST = 256
+"""Rows of a thread's product: fewer would measure how threads start."""
 REPEATS = 9
 
 
@@ -46,7 +48,7 @@ class CpuYardstick:
         """Each thread multiplies its share of the rows; needs a BLAS of one thread a call."""
         rng = np.random.default_rng(0)
         weights = rng.standard_normal((DEPTH, COLUMNS), np.float32)
-        share = max(1, rows // self._threads)
+        share = max(FEWEST, rows // self._threads)
         inputs = [rng.standard_normal((share, DEPTH), np.float32) for _ in range(self._threads)]
         outputs = [np.empty((share, COLUMNS), np.float32) for _ in inputs]
         with ThreadPoolExecutor(self._threads) as pool:
