@@ -22,7 +22,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parents[1]
-BUDGET_S = {"unit": 120, "parity": 180, "sim": 120, "e2e": 180, "compile": 120, "emulated": 180}
+BUDGET_S = {"unit": 240, "parity": 120, "sim": 90, "e2e": 300, "compile": 180, "emulated": 180}
 COMPILERS = ("g++", "clang++")
 EMULATED = {"DGPP_TEST_EMULATED": "1"}
 _FIXTURE = "tests/gpu/test_fixtures.py::test_a_fixture_is_as_near_as_bf16_allows"
