@@ -1,0 +1,86 @@
+"""A model shared out to the ranks of one host, computed on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+import urllib.request
+
+import psutil
+import pytest
+from serving import ROOT
+
+CONFIG = ROOT / "tests" / "fixtures" / "glm-4.7-nvfp4" / "config.json"
+END_S = 4.0
+"""Three seconds, and what a loaded test machine may add."""
+
+
+@pytest.fixture
+def model(tmp_path):
+    file = tmp_path / "sizes.json"
+    shutil.copy(CONFIG, file)
+    return file
+
+
+def start(serve, model, world):
+    return serve(
+        model=model, backend="cpu", load="dummy", kv_capacity=1024, threads=1, world_size=world
+    )
+
+
+def answers(server):
+    """Greedy and sampled answers to several requests at once."""
+    body = {
+        "model": server.model(),
+        "prompt": [[1, 2, 3], [9, 8, 7, 6, 5], list(range(1, 80))],
+        "max_tokens": 8,
+        "ignore_eos": True,
+        "seed": 3,
+    }
+    found = []
+    for temperature in (0, 1.0):
+        status, answer = server.post("/v1/completions", body | {"temperature": temperature})
+        assert status == 200
+        found += [choice["text"] for choice in answer["choices"]]
+    return found
+
+
+def test_two_ranks_say_what_one_says(serve, model):
+    alone = answers(start(serve, model, 1))
+    server = start(serve, model, 2)
+    assert answers(server) == alone
+    assert server.stop() == 0
+    assert "op streams of 2 ranks: identical" in server.log
+    assert server.operations(0) == server.operations(1) != b""
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_an_engine_that_falls_in_a_collective_ends_the_world(serve, model, how):
+    server = start(serve, model, 2)
+    family = server.family()
+    body = {
+        "model": server.model(),
+        "prompt": [1, 2, 3],
+        "max_tokens": 900,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    request = urllib.request.Request(
+        server.base + "/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    stream = urllib.request.urlopen(request, timeout=60)
+    stream.readline()
+    began = time.monotonic()
+    os.kill(server.actor("engine", 1).pid, getattr(signal, how))
+    assert server.process.wait(10) == 2
+    assert time.monotonic() - began < END_S, server.log
+    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    tail = stream.read()
+    assert b'"code":"engine_failure"' in tail
+    assert b"rank 1" in tail
+    assert tail.endswith(b"data: [DONE]\n\n")
