@@ -75,7 +75,8 @@ class Entry:
     numbers the copy of rings and fixed state; families without such state only count with it.
     `asked` is the length of the prompt that it was made for, `line` numbers the conversation.
     `weight` is what the entry takes of what is scarce: units of blocks, or one snapshot. `used` is
-    the age of its last use, `tick` the last tick that lent it. `newer` is the entry that has taken
+    the age of its last use, `tick` the last tick that lent it; while it is `busy` its snapshot is
+    being copied. `newer` is the entry that has taken
     its place, `older` those whose place it took.
     """
 
@@ -91,5 +92,6 @@ class Entry:
     line: int = -1
     used: int = 0
     tick: int = -1
+    busy: int = 0
     newer: Entry | None = None
     older: list[Entry] = field(default_factory=list)

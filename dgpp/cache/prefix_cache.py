@@ -42,6 +42,8 @@ class PrefixCache:
         self.tree = PrefixTree(shape.unit, shape.lookahead)
         self.ghosts = Ghosts()
         self.decisions = OperationStream(sink)
+        self.newest: Entry | None = None
+        """The entry that `insert` made last."""
         self._pool = pool
         self._reserve = min(pool.total // RESERVE_PARTS, MOST_RESERVE)
         self._retention = Retention()
@@ -62,6 +64,19 @@ class PrefixCache:
         pool = self._pool
         slots, entries = self.shape.snapshots, len(self._entries)
         return CacheStatistics(slots, entries, pool.cached, pool.reclaimable, self.counters)
+
+    def has(self, entry: Entry) -> bool:
+        """Whether `entry` is still here."""
+        return entry.number in self._entries
+
+    def way(self, node: Node) -> list[Node]:
+        """The nodes from the first unit to `node`."""
+        found: list[Node] = []
+        while node.parent is not None:
+            found.append(node)
+            node = node.parent
+        found.reverse()
+        return found
 
     def begin_tick(self) -> None:
         """Entries that the tick before lent may give way again."""
@@ -212,6 +227,7 @@ class PrefixCache:
         entry.tail, entry.tail_block = tree.tail(ids, node, position), copy
         self._made += 1
         self._admit(entry, lease)
+        self.newest = entry
         self._count(kind)
         self._note(kind.value, owner, position, taken)
         return self._keep(lease, slot, taken, blocks[depth * shape.unit_blocks :], copy)
@@ -298,6 +314,46 @@ class PrefixCache:
         self._note("rolling", owner, position, lease.rolling)
         return Keep(slot, lease.rolling)
 
+    def spare_snapshot(self) -> int:
+        """A snapshot that is nobody's, −1 where there is none."""
+        return self._free_snapshot()
+
+    def return_snapshot(self, snapshot: int) -> None:
+        if snapshot >= 0:
+            self._snapshots.append(snapshot)
+
+    def take_back(
+        self,
+        cold: Entry,
+        ids: bytes,
+        blocks: Sequence[int],
+        first: int,
+        position: int,
+        snapshot: int,
+    ) -> None:
+        """What the disk had of `ids` is in `blocks`, from unit `first` to `position`, and, where
+        there is fixed state, in `snapshot`: it becomes the cache's, as far as it is not there."""
+        shape, tree, pool = self.shape, self.tree, self._pool
+        depth, each = position // shape.unit, shape.unit_blocks
+        if shape.paged_only:
+            snapshot = self._free_snapshot()
+        node = tree.walk(ids, position)
+        known = node.depth == depth and b"" in node.entries
+        if snapshot < 0 or node.depth < first or known:
+            # What it goes on from is gone, or somebody else has computed it meanwhile.
+            pool.release(blocks)
+            self.return_snapshot(snapshot)
+            return
+        made = depth - node.depth
+        pool.cache(blocks[(node.depth - first) * each :])
+        node = tree.grow(node, ids, depth, [-1] * (first * each) + list(blocks), each, cold.asked)
+        pool.release(blocks)
+        weight = max(1, made) if shape.paged_only else 1
+        kind = Kind.TAIL if shape.paged_only else cold.kind
+        entry = Entry(self._made, node, position, kind, snapshot, weight, cold.asked)
+        self._made += 1
+        self._admit(entry, Lease(tree.root))
+
     def leave(self, lease: Lease) -> None:
         """The choice is gone; what it kept for itself is free."""
         if lease.rolling >= 0:
@@ -315,7 +371,7 @@ class PrefixCache:
 
     def _free_snapshot(self) -> int:
         if not self._snapshots:
-            victim = self._retention.pick(lambda entry: entry.tick != self._tick)
+            victim = self._retention.pick(lambda entry: entry.tick != self._tick and not entry.busy)
             if victim is not None:
                 self._evict(victim)
         return self._snapshots.pop() if self._snapshots else -1
@@ -363,8 +419,10 @@ class PrefixCache:
 
         What this tick's plan copies from must stay as it is until that plan has run.
         """
+        if entry.node.children:
+            return False
         copied = not self.shape.paged_only or entry.tail_block >= 0
-        return not entry.node.children and not (copied and entry.tick == self._tick)
+        return not (copied and (entry.tick == self._tick or entry.busy))
 
     def _frees(self, entry: Entry) -> bool:
         """Whether blocks come free at once when `entry` goes."""

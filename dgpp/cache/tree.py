@@ -76,6 +76,13 @@ class PrefixTree:
             node = child
         return node
 
+    def hang(self, parent: Node, key: bytes, blocks: tuple[int, ...]) -> Node:
+        """A new child of `parent`, which has none for `key`."""
+        child = Node(parent, key, blocks, zlib.crc32(key, parent.mark))
+        parent.children[key] = child
+        self.nodes += 1
+        return child
+
     def remove(self, node: Node) -> None:
         """Take out `node`, which has neither children nor entries."""
         assert node.parent is not None

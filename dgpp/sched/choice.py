@@ -36,7 +36,8 @@ class Choice:
     choice up to a position of the prompt that both have in common, it waits to share that.
 
     `shed` means that it has to give way as soon as no row of it is out, `stalled` that its next row
-    waits for blocks.
+    waits for blocks, `waits` that something is being read back from disk; `recalled` that it once
+    was for this choice.
     """
 
     submit: Submit
@@ -65,6 +66,8 @@ class Choice:
     opened: bool = False
     shed: bool = False
     stalled: bool = False
+    waits: bool = False
+    recalled: bool = False
 
     @property
     def is_read(self) -> bool:

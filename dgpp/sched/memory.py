@@ -12,6 +12,7 @@ from dgpp.cache.explain import explain
 from dgpp.cache.lease import Lease, Match
 from dgpp.cache.prefix_cache import PrefixCache
 from dgpp.cache.shape import CacheShape
+from dgpp.cache.tier import Tier, TierShape
 from dgpp.cache.tree import ID_BYTES
 from dgpp.engine.base import EngineLimits
 from dgpp.sched.blocks import BlockPool
@@ -23,17 +24,19 @@ from dgpp.sched.request import pack_list
 
 class CachePolicy(msgspec.Struct, frozen=True):
     """What the deployment says about the prefix cache: `engine.prefix_min_tokens`,
-    `prefix_head_snapshots`, `prefix_close`."""
+    `prefix_head_snapshots`, `prefix_close`; `nvme_cache.min_tokens` (0: one chunk)."""
 
     min_tokens: int = 1024
     heads: bool = True
     close: bool = True
+    cold_min_tokens: int = 0
 
 
 class Memory:
     """The pool of blocks and the prefix cache over it (None where the engine keeps no snapshots).
 
-    `keeps` and `grows` are what the next plan must tell the engine.
+    `keeps` and `grows` are what the next plan must tell the engine; `tier` (None without a disk)
+    has more of that.
     """
 
     def __init__(self, limits: EngineLimits, policy: CachePolicy, sink: Sink | None = None) -> None:
@@ -41,6 +44,7 @@ class Memory:
         self.keeps: list[Keep] = []
         self.grows: list[Grow] = []
         self.cache: PrefixCache | None = None
+        self.tier: Tier | None = None
         self._block_tokens = limits.block_tokens
         if limits.snapshots:
             shape = CacheShape(
@@ -55,6 +59,8 @@ class Memory:
                 close=policy.close,
             )
             self.cache = PrefixCache(self.pool, shape, sink)
+            if limits.cold_pages:
+                self.tier = Tier(_tier_shape(limits, policy), self.cache, self.pool)
 
     @property
     def available(self) -> int:
@@ -101,6 +107,22 @@ class Memory:
             self._attach(choice, match)
         return True
 
+    def recall(self, choice: Choice) -> bool:
+        """Have what the disk holds of the choice's prompt read back; True where it is to wait."""
+        if self.tier is None or choice.recalled:
+            return False
+        match = self.find(choice)
+        if match is None:
+            return False
+        ids = choice.submit.prompt
+        cold = self.tier.ahead(ids, choice.prompt_tokens, match.tokens)
+        if cold is None:
+            return False
+        if not self.tier.reading:
+            choice.recalled = True
+            return self.tier.restore(cold, ids)
+        return True
+
     def share(self, choice: Choice) -> None:
         """Look again for a seated choice that has read nothing: what it finds replaces its own."""
         match = self.find(choice)
@@ -137,6 +159,11 @@ class Memory:
         if self.pool.free >= blocks:
             return True
         return self.cache is not None and self.cache.reclaim(blocks)
+
+    def spill(self) -> None:
+        """Begin to write to disk what waits for it."""
+        if self.tier is not None:
+            self.tier.begin()
 
     def fold(self) -> None:
         """Fold the cache's decisions since the last call into its digest."""
@@ -204,6 +231,7 @@ class Memory:
         assert lease is not None
         if cut.position < max(cache.shape.min_tokens, 1):
             return
+        before = cache.newest
         keep = cache.insert(
             lease,
             choice.submit.id,
@@ -216,6 +244,8 @@ class Memory:
         )
         if keep is not None:
             self.keeps.append(keep)
+        if self.tier is not None and cache.newest is not None and cache.newest is not before:
+            self.tier.wants(cache.newest, ids)
 
     # Books --------------------------------------------------------------------------------------
 
@@ -223,9 +253,21 @@ class Memory:
         """Raise a named error unless the blocks in use are those of choices and of the cache."""
         self.pool.check()
         live = {block for choice in seated for block in choice.blocks}
+        if self.tier is not None:
+            live.update(self.tier.held())
+            self.tier.index.check()
         cached: list[int] = []
         if self.cache is not None:
             cached = [block for node in self.cache.tree.all_nodes() for block in node.blocks]
             cached += [e.tail_block for e in self.cache.entries() if e.tail_block >= 0]
         assert len(cached) == len(set(cached)) == self.pool.cached
         assert len(live | set(cached)) == self.pool.in_use
+
+
+def _tier_shape(limits: EngineLimits, policy: CachePolicy) -> TierShape:
+    return TierShape(
+        pages=limits.cold_pages,
+        blob_pages=limits.cold_blob_pages,
+        min_tokens=policy.cold_min_tokens or limits.chunk_limit,
+        lead=max(limits.chunk_align, limits.block_tokens),
+    )

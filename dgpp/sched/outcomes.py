@@ -51,4 +51,10 @@ class Retired(msgspec.Struct, frozen=True, array_like=True, tag=True):
     tokens: int
 
 
-Outcome: TypeAlias = Admitted | Began | Refused | Retired
+class Remark(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Something that no choice is told but operators should know."""
+
+    text: str
+
+
+Outcome: TypeAlias = Admitted | Began | Refused | Retired | Remark

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpp.cache.cold_ops import Restore, Spill
 from dgpp.sched.request import Submit
 
 
@@ -71,7 +72,8 @@ class DecodeRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One step. Order inside the engine: keeps, closes, opens, grows, prefills, decode rows.
+    """One step. Order inside the engine: keeps, closes, opens, grows, prefills, decode rows. What
+    the disk tier does (`spills`, `restores`) begins after that and ends by a record.
 
     `sheds` are those of `closes` whose choices had to give way: their answers end here. Sampled
     rows are numbered as they stand: first the `last` chunks of `prefills` in order,
@@ -86,6 +88,8 @@ class Plan(msgspec.Struct, frozen=True):
     keeps: tuple[Keep, ...] = ()
     grows: tuple[Grow, ...] = ()
     sheds: tuple[int, ...] = ()
+    spills: tuple[Spill, ...] = ()
+    restores: tuple[Restore, ...] = ()
 
     def sampled_slots(self) -> list[int]:
         """The slot of every sampled row, in row order."""

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dgpp.cache.cold_ops import ColdDone
 from dgpp.sample.params import SamplingParams
 
 HIGHEST_PRIORITY = 100
@@ -79,10 +80,11 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tick's input, equal on every rank: what arrived, was cancelled, or met a stop string.
 
     `submits` holds whole groups: the choices of one request arrive together or not at all.
-    `cancels` and `stops` are Submit ids.
+    `cancels` and `stops` are Submit ids, `cold` what operations of the disk tier came to.
     """
 
     tick: int
     submits: tuple[Submit, ...] = ()
     cancels: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
+    cold: tuple[ColdDone, ...] = ()

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from dgpp.cache.cold_ops import Inventory
 from dgpp.engine.base import EngineLimits
 from dgpp.errors import ConfigError
 from dgpp.sched.budgets import AUTO, PrefillBudgets, resolve_budgets
@@ -31,7 +32,7 @@ from dgpp.sched.growth import FULL, Growth
 from dgpp.sched.intake import Intake
 from dgpp.sched.memory import CachePolicy, Memory
 from dgpp.sched.operations import OperationStream, Sink
-from dgpp.sched.outcomes import Began, Outcome, Retired
+from dgpp.sched.outcomes import Began, Outcome, Remark, Retired
 from dgpp.sched.plan import Plan
 from dgpp.sched.prompts import Prompts
 from dgpp.sched.request import Record
@@ -94,6 +95,8 @@ class Scheduler:
         self._sheds: list[int] = []
         self._flights: deque[Flight] = deque()
         self._undecided = False
+        # All that is live waits for the disk.
+        self._resting = False
         self._steps = 0
         self._retired = [0] * len(Finish)
         self._prompt_tokens = 0
@@ -112,9 +115,9 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything is left to do: then a tick with an empty record yields a plan, once no
-        plan is out any more at the latest."""
-        return bool(self._live or self._closing)
+        """Whether anything is left to do without news: then a tick with an empty record yields a
+        plan, once no plan is out any more at the latest."""
+        return bool(self._live or self._closing) and not self._resting
 
     @property
     def may_tick(self) -> bool:
@@ -147,8 +150,10 @@ class Scheduler:
         if record.submits:
             self._intake.check(record.submits, self._live)
         outcomes: list[Outcome] = []
+        self._resting = False
         self._memory.begin_tick()
         self._seating.begin_tick()
+        self._take_cold(record, outcomes)
         if record.cancels or record.stops:
             self._sweep(record, outcomes)
         self._make_way(outcomes)
@@ -173,14 +178,17 @@ class Scheduler:
         prefills = self._prompts.chunks(busy=bool(decodes))
         if not opens:
             self._memory.ease()
+        self._memory.spill()
         plan = self._plan(Plan(self._steps, (), opens, prefills, decodes))
+        self._resting = plan is None and not self._flights
         self._operations.fold()
         self._memory.fold()
         return Step(plan, outcomes)
 
     def _plan(self, plan: Plan) -> Plan | None:
         """`plan` with what gathered since the last one; None where there is nothing in it."""
-        memory = self._memory
+        memory, tier = self._memory, self._memory.tier
+        spills, restores = ((), ()) if tier is None else (tier.spills, tier.restores)
         plan = Plan(
             plan.step,
             tuple(self._closing),
@@ -190,11 +198,16 @@ class Scheduler:
             tuple(memory.keeps),
             tuple(memory.grows),
             tuple(self._sheds),
+            tuple(spills),
+            tuple(restores),
         )
         if plan == Plan(plan.step):
             return None
         for told in (self._closing, self._sheds, memory.keeps, memory.grows):
             told.clear()
+        if tier is not None:
+            tier.spills.clear()
+            tier.restores.clear()
         self._flights.append(launched(plan, self._slots.holders))
         self._steps += 1
         self._decode_rows += len(plan.decodes)
@@ -267,6 +280,7 @@ class Scheduler:
             reservations_grown=self._growth.reservations,
             shed=self._retired[Finish.POOL_EXHAUSTED],
             cache=None if cache is None else cache.statistics(),
+            tier=None if self._memory.tier is None else self._memory.tier.statistics(),
         )
 
     def digest(self) -> int:
@@ -277,6 +291,11 @@ class Scheduler:
         """The same of every decision of the prefix cache."""
         cache = self._memory.cache
         return 0 if cache is None else cache.decisions.digest()
+
+    def offer(self, inventory: Inventory) -> None:
+        """What this rank's disk held at the start; to come before the record that settles it."""
+        if self._memory.tier is not None:
+            self._memory.tier.offer(inventory)
 
     def check(self) -> None:
         """Raise a named error unless blocks in use are those of live choices and of the cache."""
@@ -305,6 +324,19 @@ class Scheduler:
         hit = [self._live[choice_id] for choice_id in reasons if choice_id in self._live]
         for choice in sorted(hit, key=lambda c: c.arrival):
             self._retire(choice, reasons[choice.submit.id], outcomes)
+
+    def _take_cold(self, record: Record, outcomes: list[Outcome]) -> None:
+        """What came of the disk tier's operations."""
+        tier = self._memory.tier
+        if tier is None or not record.cold:
+            return
+        answered = [tier.done(done) for done in record.cold]
+        if any(answered):
+            self._seating.wake()
+        # Blocks that an operation held may be free now.
+        self._seating.changed()
+        outcomes.extend(Remark(text) for text in tier.notes)
+        tier.notes.clear()
 
     def _make_way(self, outcomes: list[Outcome]) -> None:
         """Under `grow`, get the blocks of the next rows, by sheds where there are no others."""

@@ -37,6 +37,11 @@ class Seating:
         """Somebody came or left: it is worth looking again."""
         self._changed = True
 
+    def wake(self) -> None:
+        """The disk has answered."""
+        self.waiting.wake()
+        self._changed = True
+
     def begin_tick(self) -> None:
         self._changed, self._again = self._changed or self._again, False
 
@@ -56,6 +61,9 @@ class Seating:
         prompt_bytes = sum(len(opened.request.prompt) for opened in opens)
         while self._changed and self._slots.free and prompt_bytes < OPENED_PROMPT_BYTES:
             choice = self._next()
+            if choice is not None and self.memory.recall(choice):
+                choice.waits = True
+                continue
             if choice is None or not self._seat(choice):
                 self._changed = False
                 break
@@ -75,7 +83,7 @@ class Seating:
         choice = waiting.pick(self.memory.available)
         if choice is None and self.memory.cache is not None and self._slots.free:
             for queued in waiting.first(SHARING_LOOKUPS):
-                if self.memory.fits_by_sharing(queued):
+                if not queued.waits and self.memory.fits_by_sharing(queued):
                     return queued
         return choice
 

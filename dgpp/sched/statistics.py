@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dgpp.cache.statistics import CacheStatistics
+from dgpp.cache.tier import TierStatistics
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True):
@@ -34,3 +35,4 @@ class SchedulerStatistics(msgspec.Struct, frozen=True):
     reservations_grown: int = 0
     shed: int = 0
     cache: CacheStatistics | None = None
+    tier: TierStatistics | None = None

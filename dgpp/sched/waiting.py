@@ -79,12 +79,17 @@ class WaitingQueue:
             return None
         if not self.patience:
             oldest = next(iter(self._by_arrival.values()))
-            return oldest if oldest.need <= free_blocks else None
+            return oldest if oldest.need <= free_blocks and not oldest.waits else None
         for priority in self._preference:
             for choice in self._levels[priority].values():
-                if choice.need <= free_blocks:
+                if choice.need <= free_blocks and not choice.waits:
                     return choice
         return None
+
+    def wake(self) -> None:
+        """Nobody waits for the disk any more."""
+        for choice in self._by_arrival.values():
+            choice.waits = False
 
     def admit(self, choice: Choice) -> None:
         """Take `choice` out for good and count it against every older one that stays."""

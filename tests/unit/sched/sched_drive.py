@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from paper_disk import PaperDisk
 from paper_engine import PaperEngine
 
+from dgpp.cache.cold_ops import INVENTORY, ColdDone
 from dgpp.sched.outcomes import Admitted, Outcome
 from dgpp.sched.plan import FED, Plan
 from dgpp.sched.request import Record, Submit, pack_ids
@@ -75,12 +77,17 @@ class Driver:
         self._ticks = 0
         self._out: deque[Plan] = deque()
         self.engine = PaperEngine(scheduler.limits)
+        self.disk = PaperDisk(self.engine)
+        self.cold: list[ColdDone] = []
+        if scheduler.limits.cold_pages:
+            self.cold.append(ColdDone(INVENTORY, ok=False))
         self._holders: dict[int, Holder] = {}
 
     def tick(
         self, *submits: Submit, cancels: tuple[str, ...] = (), stops: tuple[str, ...] = ()
     ) -> Step:
-        step = self.scheduler.tick(Record(self._ticks, submits, cancels, stops))
+        cold, self.cold = tuple(self.cold), []
+        step = self.scheduler.tick(Record(self._ticks, submits, cancels, stops, cold))
         self._ticks += 1
         self._note(step.outcomes)
         if step.plan is not None:
@@ -90,19 +97,25 @@ class Driver:
         return step
 
     def run(self, most: int = 10_000) -> None:
-        """Tick until nothing is left to do."""
+        """Tick until nothing is left to do, the disk included."""
         for _ in range(most):
-            if not self.scheduler.has_work:
-                return
+            if not self.scheduler.has_work and not self._out:
+                if (done := self.disk.finish(ok=True)) is None:
+                    assert self.scheduler.idle
+                    return
+                self.cold.append(done)
+                self.tick()
+                continue
             # Under `grow` the one row that was due ahead may wait for blocks of a choice that ends.
             ahead = self.scheduler.outstanding is not None
-            assert self.tick().plan is not None or ahead
+            assert self.tick().plan is not None or ahead or not self.scheduler.has_work
         raise AssertionError(f"work remains after {most} ticks")
 
     def _answer(self, plan: Plan) -> None:
         picks = {slot: holder.pick for slot, holder in self._holders.items()}
         if not self.scheduler.limits.max_drafts and self._plain:
             self.engine.run(plan, {slot: -7 if p is None else p for slot, p in picks.items()})
+        self.disk.take(plan)
         for slot in plan.closes:
             del self._holders[slot]
         for opened in plan.opens:
