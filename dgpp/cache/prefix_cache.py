@@ -15,7 +15,7 @@ from dgpp.cache.lease import Lease, Match
 from dgpp.cache.retention import Retention
 from dgpp.cache.shape import CacheShape
 from dgpp.cache.statistics import CacheCounters, CacheStatistics
-from dgpp.cache.tree import PrefixTree, matching_entry
+from dgpp.cache.tree import PrefixTree, matching_entry, nearest_entry
 from dgpp.sched.blocks import BlockPool
 from dgpp.sched.operations import OperationStream, Sink
 from dgpp.sched.plan import Keep
@@ -24,8 +24,6 @@ RESERVE_PARTS, MOST_RESERVE = 16, 128
 """Blocks that are kept free of the cache: this part of the pool, but no more than this many."""
 EASE = 12
 """Blocks that a tick evicts towards that."""
-CLIMB = 64
-"""Units looked through for the entry that a hit between entries belongs to."""
 
 
 class PrefixCache:
@@ -128,7 +126,7 @@ class PrefixCache:
             return lease
         counters.hits += 1
         counters.tokens_saved += match.tokens
-        entry = match.entry or self._entry_near(match.node)
+        entry = match.entry or nearest_entry(match.node)
         if entry is not None and entry.number in self._entries:
             self._use(entry, lease, match, learn=missed is None)
         if match.snapshot >= 0:
@@ -161,21 +159,6 @@ class PrefixCache:
         retention.returned(used)
         if self._judge.returns(line, used, retention.weight):
             retention.keep(self._judge.keeping)
-
-    def _entry_near(self, node: Node) -> Entry | None:
-        """The entry whose way leads through `node`, where there is one only; else the one above."""
-        below = node
-        for _ in range(CLIMB):
-            if len(below.children) != 1:
-                break
-            (below,) = below.children.values()
-            if below.entries:
-                return next(iter(below.entries.values()))
-        for _ in range(CLIMB):
-            if node.entries or node.parent is None:
-                break
-            node = node.parent
-        return next(iter(node.entries.values()), None)
 
     # Keeping -----------------------------------------------------------------------------------
 

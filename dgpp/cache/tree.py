@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dgpp.cache.entry import Entry, Node
 
 ID_BYTES = 4
+CLIMB = 64
+"""Units looked through for the entry that a hit between entries belongs to."""
 
 
 class PrefixTree:
@@ -126,3 +128,19 @@ def common_tokens(first: bytes, second: bytes) -> int:
         return most // ID_BYTES
     low = next(i for i in range(most) if first[i] != second[i])
     return low // ID_BYTES
+
+
+def nearest_entry(node: Node) -> Entry | None:
+    """The entry whose way leads through `node`, where there is one only; else the one above."""
+    below = node
+    for _ in range(CLIMB):
+        if len(below.children) != 1:
+            break
+        (below,) = below.children.values()
+        if below.entries:
+            return next(iter(below.entries.values()))
+    for _ in range(CLIMB):
+        if node.entries or node.parent is None:
+            break
+        node = node.parent
+    return next(iter(node.entries.values()), None)
