@@ -138,7 +138,10 @@ def _nvfp4_modelopt() -> Format:
         )
 
     def parts(name: str, arrays: Sequence[Array]) -> list[Part]:
-        return [Part(Form.NVFP4, arrays[0], arrays[1], float(arrays[2]))]
+        factor = float(arrays[2])
+        if not (math.isfinite(factor) and factor >= 0):
+            raise CheckpointError(f"tensor {name}.weight_scale_2 is {factor}, not a number from 0")
+        return [Part(Form.NVFP4, arrays[0], arrays[1], factor)]
 
     return Format("NVFP4 (modelopt)", Form.NVFP4, tensors, parts, ("input_scale",))
 

@@ -1,4 +1,7 @@
-"""Every format: the kernels read what an independent decoder reads, and misfits are named."""
+"""Every format: the kernels read what an independent decoder reads, and misfits are named.
+
+bf12 is no format of a file: it is made of bf16 when that is loaded (`test_bf12.py` of the kernels).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from format_oracles import CASES, Tensors, write_checkpoint
+from format_oracles import CASES, CODES, Coded, Tensors, write_checkpoint
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
@@ -19,15 +22,14 @@ from kernels_numba.cpu.backend import CpuBackend
 NAME = "model.layers.3.proj"
 
 
-def tensors_of(case: str) -> tuple[Tensors, np.ndarray]:
-    _, shape, make = CASES[case]
-    tensors, values = make(np.random.default_rng(5), *shape)
+def tensors_of(case: str, coded: Coded | None = None) -> tuple[Tensors, np.ndarray]:
+    coded = coded or CASES[case].draw(np.random.default_rng(5))
+    tensors, values = CASES[case].store(coded)
     return {f"{NAME}.{suffix}": tensor for suffix, tensor in tensors.items()}, values
 
 
 def linear_of(case: str, **cut) -> Linear:
-    stored, (rows, columns), _ = CASES[case]
-    return Linear(NAME, rows, columns, stored, **cut)
+    return Linear(NAME, *CASES[case].extents, CASES[case].format, **cut)
 
 
 def bind(directory: Path, linear: Linear) -> None:
@@ -64,10 +66,23 @@ def test_kernels_read_what_the_description_says(tmp_path: Path, case: str) -> No
         np.testing.assert_array_equal(got, values)
 
 
+def test_values_that_were_quantised_come_back_as_near_as_the_format_has_it(
+    tmp_path: Path, case: str
+) -> None:
+    wanted = np.random.default_rng(6).normal(0, 0.1, CASES[case].extents).astype(np.float32)
+    coded = CASES[case].encode(wanted)
+    tensors, _ = tensors_of(case, coded)
+    got = read(write_checkpoint(tmp_path, tensors), linear_of(case))
+    kind = CODES[CASES[case].code]
+    most = kind.near * np.abs(wanted) + kind.near_zero * CASES[case].scales(coded[1])
+    assert (np.abs(got - wanted) <= most * 1.001).all()
+    assert len(np.unique(coded[0])) >= min(kind.top, 100)
+
+
 def test_rows_in_another_order_and_a_run_of_columns(tmp_path: Path, case: str) -> None:
     tensors, _ = tensors_of(case)
     write_checkpoint(tmp_path, tensors)
-    rows, columns = CASES[case][1]
+    rows, columns = CASES[case].extents
     whole = read(tmp_path, linear_of(case))
     take = ((rows * 3 // 4, rows // 8), (5, 30), (0, 5))
     step = {"int4-g128": 128, "int8-g128": 128}.get(case, 64 if "g64" in case else 32)
@@ -121,15 +136,24 @@ def other_extent(tensors: Tensors, name: str) -> str:
     return rf"tensor {name} has shape \[{shape[0] + 1}"
 
 
+def other_grid(tensors: Tensors, name: str) -> str:
+    """Scales of half as many columns each, or codes of twice the bits."""
+    dtype, shape, blob = tensors[name]
+    tensors[name] = dtype, (shape[0], 2 * shape[1]), blob + blob
+    return rf"tensor {name} has shape \[{shape[0]}, {2 * shape[1]}\], not"
+
+
 def misfits():
     """Every change of every tensor of every format that leaves another tensor than before."""
-    for case, (stored, extents, _) in CASES.items():
+    for case, (stored, extents, *_) in CASES.items():
         for tensor in stored.tensors(*extents):
             changes = [change_nothing_but_name, drop, add, truncate, other_dtype]
             if tensor.shape != tensor.shape[::-1]:
                 changes.append(transpose)
             if tensor.shape:
                 changes.append(other_extent)
+            if len(tensor.shape) == 2:
+                changes.append(other_grid)
             for change in changes:
                 yield pytest.param(
                     case, tensor.suffix, change, id=f"{case}-{tensor.suffix}-{change.__name__}"
@@ -158,6 +182,7 @@ def test_a_misfit_is_refused_by_name(tmp_path: Path, case: str, suffix: str, cha
         ("int4-g128", "qzeros", 7, 0x78, "qzeros is not 0x77777777 throughout"),
         ("int8-g128", "qzeros", 7, 0x80, "qzeros is not 0x7f7f7f7f throughout"),
         ("nvfp4-compressed", "weight_global_scale", 3, 0xC4, "weight_global_scale is -1234.5"),
+        ("nvfp4-modelopt", "weight_scale_2", 3, 0xBA, "weight_scale_2 is -0.00080999"),
     ],
 )
 def test_a_value_that_contradicts_its_format_is_named(
@@ -191,5 +216,5 @@ def test_an_e8m0_scale_of_255_is_no_number(tmp_path: Path) -> None:
 
 def test_formats_have_names_of_their_own() -> None:
     known: dict[str, Format] = {}
-    for stored, _, _ in CASES.values():
+    for stored, *_ in CASES.values():
         assert known.setdefault(stored.name, stored).form is stored.form
