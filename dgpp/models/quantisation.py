@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 from dgpp.checkpoint.formats import (
     BF16,
     FP8_BLOCK,
+    FP8_CHANNEL,
     INT4_PACKED,
     INT8_PACKED,
     NVFP4_COMPRESSED,
@@ -50,33 +51,57 @@ def _pattern(target: object, field: str) -> re.Pattern[str]:
         raise refuse(field, f"names {text!r}: {error}") from error
 
 
-def _integer_format(weights: Mapping[str, Any], field: str) -> Format:
-    wanted = {"type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
+# By a group's format: what its `weights` must say, and the formats by their bits.
+COMPRESSED: dict[str, tuple[dict[str, Any], dict[int, Format]]] = {
+    "pack-quantized": (
+        {"type": "int", "strategy": "group", "group_size": 64, "symmetric": True},
+        {4: INT4_PACKED, 8: INT8_PACKED},
+    ),
+    "nvfp4-pack-quantized": (
+        {"type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True},
+        {4: NVFP4_COMPRESSED},
+    ),
+    "float-quantized": (
+        {"type": "float", "strategy": "channel", "symmetric": True},
+        {8: FP8_CHANNEL},
+    ),
+}
+MIXED = "mixed-precision"
+"""The format of a file whose groups have formats of their own."""
+
+
+def _group_format(kind: str, weights: Mapping[str, Any], field: str) -> Format:
+    wanted, by_bits = COMPRESSED[kind]
     for key, value in wanted.items():
         if weights.get(key) != value:
             raise refuse(f"{field}.{key}", f"is {weights.get(key)!r}, not {value!r}")
     if weights.get("actorder") is not None or weights.get("dynamic"):
         raise refuse(field, "has an order of activations or dynamic scales")
-    formats = {4: INT4_PACKED, 8: INT8_PACKED}
     bits = weights.get("num_bits")
-    if bits not in formats:
-        raise refuse(f"{field}.num_bits", f"is {bits!r}, not 4 or 8")
-    return formats[bits]
+    if bits not in by_bits:
+        known = " or ".join(map(str, by_bits))
+        raise refuse(f"{field}.num_bits", f"is {bits!r}, not {known}")
+    return by_bits[bits]
 
 
-def pack_quantized(found: Mapping[str, Any]) -> Quantised:
-    """compressed-tensors' integers in groups of 64. Raises CheckpointError naming the field."""
-    for key, wanted in (("quant_method", "compressed-tensors"), ("format", "pack-quantized")):
-        if found.get(key) != wanted:
-            raise refuse(f"{FIELD}.{key}", f"is {found.get(key)!r}, not {wanted!r}")
+def compressed_tensors(found: Mapping[str, Any], served: Set[str]) -> Quantised:
+    """compressed-tensors' groups in the formats `served`, of which a file has one or, mixed,
+    several. Raises CheckpointError naming the field."""
+    if found.get("quant_method") != "compressed-tensors":
+        method = found.get("quant_method")
+        raise refuse(f"{FIELD}.quant_method", f"is {method!r}, not 'compressed-tensors'")
+    whole = found.get("format")
+    if whole not in served and (whole != MIXED or len(served) == 1):
+        raise refuse(f"{FIELD}.format", f"is {whole!r}, not {' or '.join(map(repr, served))}")
     if found.get("kv_cache_scheme") is not None:
         raise refuse(f"{FIELD}.kv_cache_scheme", f"is {found['kv_cache_scheme']!r}, not None")
     groups = []
     for name, group in found.get("config_groups", {}).items():
         field = f"{FIELD}.config_groups.{name}"
-        if group.get("format", "pack-quantized") != "pack-quantized":
-            raise refuse(f"{field}.format", f"is {group['format']!r}, not 'pack-quantized'")
-        stored = _integer_format(group.get("weights", {}), f"{field}.weights")
+        kind = group.get("format", whole)
+        if kind not in served or whole not in (kind, MIXED):
+            raise refuse(f"{field}.format", f"is {kind!r}, not {' or '.join(map(repr, served))}")
+        stored = _group_format(kind, group.get("weights", {}), f"{field}.weights")
         groups += [(_pattern(target, f"{field}.targets"), stored) for target in group["targets"]]
     ignored = [_pattern(target, f"{FIELD}.ignore") for target in found.get("ignore", [])]
     return Quantised(tuple(ignored), tuple(groups))

@@ -8,9 +8,9 @@ A model asks its source for every parameter by name and shape. `PlannedWeights` 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, groupby
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -135,6 +135,25 @@ class WeightSource(Protocol):
         """A source that accounts for names as this one does, and loads nothing."""
 
 
+def _alike(linears: Sequence[Linear]) -> Iterator[tuple[Linear, int]]:
+    """Each run of projections that differ by name alone: its first, and how many they are. A
+    layer's experts are one run, where planning them one by one would take seconds."""
+
+    def shape(linear: Linear) -> tuple[object, ...]:
+        return (
+            linear.rows,
+            linear.columns,
+            id(linear.format),
+            linear.take,
+            linear.span,
+            linear.split,
+        )
+
+    for _, run in groupby(linears, shape):
+        first, *others = run
+        yield first, 1 + len(others)
+
+
 class PlannedWeights:
     """Counts what each item would take, from shapes alone: bytes, and parameters of matrices."""
 
@@ -147,10 +166,10 @@ class PlannedWeights:
         self.items[item] = self.items.get(item, 0) + size
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
-        for linear in linears:
+        for linear, times in _alike(linears):
             rows, columns = linear.own(self.shard).taken
-            self._add(item, matrix_bytes(linear.format.form, rows, columns))
-            self.parameters[item] = self.parameters.get(item, 0) + rows * columns
+            self._add(item, times * matrix_bytes(linear.format.form, rows, columns))
+            self.parameters[item] = self.parameters.get(item, 0) + times * rows * columns
         return None
 
     def vector(

@@ -16,7 +16,7 @@ from dgpp.models.config_fields import (
     read_fields,
     refuse,
 )
-from dgpp.models.quantisation import UNQUANTISED, Quantised, pack_quantized
+from dgpp.models.quantisation import UNQUANTISED, Quantised, compressed_tensors
 from kernels_numba.weights import VECTOR
 
 FIXED: dict[str, tuple[Any, ...]] = {
@@ -37,6 +37,8 @@ FIXED: dict[str, tuple[Any, ...]] = {
 # What is said twice, and what is about training or another way to run.
 SAID = frozenset({"ep_size", "pretraining_tp", "moe_router_dtype", "head_dim", "index_topk_freq",
                   "index_skip_topk_offset", "num_key_value_heads"})  # fmt: skip
+SERVED = frozenset({"pack-quantized"})
+"""The formats of compressed-tensors that releases of this family have."""
 RANK_EPS = 1e-6
 """Of the norms inside the low-rank projections, whatever rms_norm_eps says."""
 
@@ -128,7 +130,7 @@ def parse(config: dict[str, Any]) -> GlmDsaConfig:
     raw = dict(config)
     fold_rope(raw, {"rope_theta"})
     found = raw.pop("quantization_config", None)
-    quantised = UNQUANTISED if found is None else pack_quantized(found)
+    quantised = UNQUANTISED if found is None else compressed_tensors(found, SERVED)
     parsed = read_fields(
         raw,
         GlmDsaConfig,

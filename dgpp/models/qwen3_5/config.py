@@ -17,7 +17,7 @@ from dgpp.models.config_fields import (
     refuse,
     text_fields,
 )
-from dgpp.models.quantisation import UNQUANTISED, Quantised, fp8_blocks
+from dgpp.models.quantisation import UNQUANTISED, Quantised, compressed_tensors, fp8_blocks
 
 OUTER = frozenset(
     {
@@ -41,6 +41,8 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "mtp_use_dedicated_embeddings": (False,),
 }
 KINDS = {"linear_attention", "full_attention"}
+SERVED = frozenset({"nvfp4-pack-quantized", "float-quantized"})
+"""The formats of compressed-tensors that a release has: NVFP4 MLPs, FP8 by channels elsewhere."""
 
 
 class Qwen35Config(msgspec.Struct, frozen=True):
@@ -95,6 +97,14 @@ def _text(config: dict[str, Any]) -> dict[str, Any]:
     return text
 
 
+def _quantised(found: dict[str, Any] | None) -> Quantised:
+    if found is None:
+        return UNQUANTISED
+    if found.get("quant_method") == "compressed-tensors":
+        return compressed_tensors(found, SERVED)
+    return fp8_blocks(found)
+
+
 def _check(config: Qwen35Config) -> None:
     heads = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
              "linear_value_head_dim")  # fmt: skip
@@ -115,8 +125,7 @@ def _check(config: Qwen35Config) -> None:
 def parse(config: dict[str, Any]) -> Qwen35Config:
     """Qwen35Config from a parsed config.json. Raises CheckpointError naming the field."""
     config = dict(config)
-    found = config.pop("quantization_config", None)
-    quantised = UNQUANTISED if found is None else fp8_blocks(found)
+    quantised = _quantised(config.pop("quantization_config", None))
     raw = _text(config)
     fold_rope(raw, {"rope_theta", "partial_rotary_factor"})
     derived = {"quantised": quantised}

@@ -6,10 +6,16 @@ import json
 from pathlib import Path
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
+FACTS = Path(__file__).parents[3] / "deploy" / "facts"
 
 
 def config_of(variant: str) -> dict[str, object]:
     return json.loads((FIXTURES / f"glm-4.7-{variant}" / "config.json").read_text())
+
+
+def release(name: str) -> dict[str, object]:
+    """The config.json of a published model, as far as its arithmetic depends on it."""
+    return json.loads((FACTS / f"{name}.json").read_text())
 
 
 def rewrite(source: Path, target: Path, change) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from model_fixtures import FIXTURES, rewrite
+from model_fixtures import FIXTURES, release, rewrite
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
@@ -15,10 +15,10 @@ from dgpp.errors import CheckpointError
 from dgpp.models.glm5_next.config import parse
 from dgpp.models.glm5_next.model import Glm5NextModel
 from dgpp.models.plan import MemorySettings, plan_memory
-from dgpp.models.quantisation import FP8_BLOCKS
 from dgpp.models.sources import CheckedWeights
 
 FIXTURE = FIXTURES / "glm-5.3-flash-bf16"
+FP8, HYBRID = release("glm-5.3-flash-fp8"), release("glm-5.3-flash-nvfp4-fp8")
 
 
 def small(**text: object) -> dict[str, object]:
@@ -27,67 +27,11 @@ def small(**text: object) -> dict[str, object]:
     return config
 
 
-def quantised(*layers: int) -> dict[str, object]:
-    """FP8; with `layers`, their routed experts in NVFP4."""
-    left = [f"model.layers.{n}.self_attn.{part}" for n in range(45) if n % 4 != 3 for part in
-            ("q_proj", "k_proj", "v_proj", "o_proj", "f_a_proj", "f_b_proj", "g_a_proj",
-             "g_b_proj", "b_proj")]  # fmt: skip
-    left += [f"model.layers.{n}.self_attn.{part}" for n in (*range(3, 45, 4), 45) for part in
-             ("kv_b_proj", "indexer")]  # fmt: skip
-    base = {**FP8_BLOCKS, "modules_to_not_convert": ["lm_head", "model.layers.45.eh_proj", *left]}
-    if not layers:
-        return base
-    experts = {"layers": list(layers), "format": "nvfp4-pack-quantized", "num_bits": 4,
-               "group_size": 16, "symmetric": True}  # fmt: skip
-    return {"quant_method": "dgpp_mixed", "fp8": base, "routed_experts": experts}
-
-
-def release(quantisation: dict[str, object]) -> dict[str, object]:
-    """The sizes of the released model."""
-    sparse = list(range(3, 45, 4))
-    return {
-        **small(
-            num_hidden_layers=45,
-            layer_types=["deepseek_sparse_attention" if n in sparse else "linear_attention"
-                         for n in range(45)],
-            mlp_layer_types=["dense"] * 3 + ["sparse"] * 42,
-            indexer_types=["full"] * 45,
-            first_k_dense_replace=3,
-            linear_attn_config={
-                "num_heads": 64,
-                "head_dim": 128,
-                "short_conv_kernel_size": 4,
-                "gate_lower_bound": -5.0,
-                "kda_layers": [n for n in range(45) if n not in sparse],
-                "full_attn_layers": sparse,
-            },
-            vocab_size=154880,
-            hidden_size=4096,
-            num_attention_heads=64,
-            q_lora_rank=1536,
-            kv_lora_rank=512,
-            qk_nope_head_dim=256,
-            qk_head_dim=256,
-            v_head_dim=256,
-            index_n_heads=32,
-            index_head_dim=128,
-            index_topk=2048,
-            intermediate_size=12288,
-            moe_intermediate_size=2048,
-            n_routed_experts=288,
-            num_experts_per_tok=8,
-            swiglu_limit=10.0,
-            max_position_embeddings=1 << 20,
-        ),
-        "quantization_config": quantisation,
-    }  # fmt: skip
-
-
 def test_sizes_and_formats_are_read_from_the_file() -> None:
     config = parse(small())
     assert [config.sparse(layer) for layer in range(6)] == [False, False, True, False, True, True]
     assert [config.dense(layer) for layer in (1, 2, 5)] == [True, False, False]
-    config = parse(release(quantised(*range(3, 45))))
+    config = parse(HYBRID)
     prefix = "model.language_model.layers"
     assert config.format(f"{prefix}.3.mlp.experts.9.up_proj") is NVFP4_COMPRESSED
     assert config.format(f"{prefix}.45.mlp.experts.9.up_proj") is FP8_BLOCK
@@ -96,7 +40,7 @@ def test_sizes_and_formats_are_read_from_the_file() -> None:
     for module in (f"{prefix}.3.self_attn.kv_b_proj", f"{prefix}.3.self_attn.indexer.wq_b",
                    f"{prefix}.45.eh_proj", "lm_head"):  # fmt: skip
         assert config.format(module) is BF16, module
-    assert parse(release(quantised())).format(f"{prefix}.3.mlp.experts.9.up_proj") is FP8_BLOCK
+    assert parse(FP8).format(f"{prefix}.3.mlp.experts.9.up_proj") is FP8_BLOCK
 
 
 @pytest.mark.parametrize(
@@ -136,7 +80,7 @@ def test_delta_layers_are_checked(field: str, value: object, message: str) -> No
 
 def test_a_rank_holds_what_the_release_takes() -> None:
     settings = MemorySettings(backend="cuda", slots=1, drafts=True)
-    plan = plan_memory(release(quantised()), settings, 4)
+    plan = plan_memory(FP8, settings, 4)
     # Twelve latents of 512 values and as many index keys of 128 per four tokens, in bf16.
     assert plan.token_bytes == 12 * (512 + 128 // 4) * 2
     # 34 recurrences of 16 heads and their convolutions, in float32; twelve open pools.
@@ -144,7 +88,7 @@ def test_a_rank_holds_what_the_release_takes() -> None:
     assert plan.request_bytes == (34 * delta + 12 * 3 * 256) * 4
     # A quarter of 305.8 GiB of files, and more for what every rank has whole.
     assert 305.8 / 4 < plan.weight_bytes / 2**30 < 305.8 / 4 + 4
-    hybrid = plan_memory(release(quantised(*range(3, 45))), settings, 4)
+    hybrid = plan_memory(HYBRID, settings, 4)
     items = {item.name: item.bytes for item in hybrid.items}
     codes = 288 * 3 * 4096 * 512
     # Codes of half a byte, a scale per 16 and a factor per row; the draft layer's codes of a byte

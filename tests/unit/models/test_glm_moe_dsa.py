@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from model_fixtures import FIXTURES, rewrite
+from model_fixtures import FIXTURES, release, rewrite
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
@@ -18,10 +18,7 @@ from dgpp.models.plan import MemorySettings, plan_memory
 from dgpp.models.sources import CheckedWeights
 
 FIXTURE = FIXTURES / "glm-5.3-bf16"
-ATTENTION = r"self_attn\.(?:q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj)"
-LAYERS = r"re:model\.layers\.(?:[3-9]|[1-6]\d|7[0-7])"
-INT8_TARGET = rf"{LAYERS}\.(?:{ATTENTION}|mlp\.shared_experts\..*)$"
-INT4_TARGET = rf"{LAYERS}\.mlp\.experts\.\d+\..*_proj$"
+RELEASE = release("glm-5.3-int4-int8")
 
 
 def small() -> dict[str, object]:
@@ -44,41 +41,12 @@ def quantised(**groups) -> dict[str, object]:
     }
 
 
-def release() -> dict[str, object]:
-    """The sizes of the released model in int4 and int8."""
-    full = {0, 1, 2, *range(6, 75, 4)}
-    return {
-        **small(),
-        "num_hidden_layers": 78,
-        "indexer_types": ["full" if layer in full else "shared" for layer in range(78)],
-        "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 75,
-        "vocab_size": 154880,
-        "hidden_size": 6144,
-        "num_attention_heads": 64,
-        "q_lora_rank": 2048,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 192,
-        "qk_rope_head_dim": 64,
-        "qk_head_dim": 256,
-        "v_head_dim": 256,
-        "index_n_heads": 32,
-        "index_head_dim": 128,
-        "index_topk": 2048,
-        "intermediate_size": 12288,
-        "moe_intermediate_size": 2048,
-        "n_routed_experts": 256,
-        "num_experts_per_tok": 8,
-        "max_position_embeddings": 1 << 20,
-        "quantization_config": quantised(a=group(8, INT8_TARGET), b=group(4, INT4_TARGET)),
-    }
-
-
 def test_sizes_and_formats_are_read_from_the_file() -> None:
     config = parse(small())
     assert [config.selects(layer) for layer in range(8)] == [True] * 3 + [False] * 3 + [True] * 2
     assert [config.dense(layer) for layer in (2, 3, 7)] == [True, False, False]
     assert config.format("model.layers.3.mlp.experts.0.up_proj") is BF16
-    config = parse(release())
+    config = parse(RELEASE)
     assert sum(config.selects(layer) for layer in range(78)) == 21
     assert config.format("model.layers.3.mlp.experts.17.up_proj") is INT4_PACKED
     assert config.format("model.layers.77.mlp.shared_experts.up_proj") is INT8_PACKED
@@ -122,7 +90,7 @@ def test_what_is_not_known_is_named(field: str, value: object, message: str) -> 
 
 
 def test_a_rank_of_four_holds_what_the_release_takes() -> None:
-    plan = plan_memory(release(), MemorySettings(backend="cuda", slots=1, drafts=True), 4)
+    plan = plan_memory(RELEASE, MemorySettings(backend="cuda", slots=1, drafts=True), 4)
     # 79 rows of 512 + 64 values and 22 index keys of 128, in bf16, whole on every rank.
     assert plan.token_bytes == (79 * 576 + 22 * 128) * 2
     assert plan.request_bytes == 0
@@ -133,7 +101,7 @@ def test_a_rank_of_four_holds_what_the_release_takes() -> None:
     # The reference system states about 99 GiB for a rank.
     assert 95 << 30 < plan.weight_bytes < 103 << 30
     with pytest.raises(ConfigError, match="128 does not divide"):
-        plan_memory(release(), MemorySettings(), 128)
+        plan_memory(RELEASE, MemorySettings(), 128)
 
 
 def bind(directory: Path, *, drafts: bool = False) -> None:

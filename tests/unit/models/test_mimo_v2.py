@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from model_fixtures import FIXTURES, rewrite
+from model_fixtures import FIXTURES, release, rewrite
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
@@ -18,46 +18,17 @@ from dgpp.models.plan import MemorySettings, plan_memory
 from dgpp.models.sources import CheckedWeights
 
 FIXTURE = FIXTURES / "mimo-bf16"
+RELEASE = release("mimo-v2.6-flash-mxfp4-fp8")
 
 
 def small() -> dict[str, object]:
     return json.loads((FIXTURE / "config.json").read_text())
 
 
-def release() -> dict[str, object]:
-    """The sizes of the released model."""
-    pattern = [0 if layer in (0, 5, 11, 17, 23, 29, 35, 41, 47) else 1 for layer in range(48)]
-    return {
-        **small(),
-        "num_hidden_layers": 48,
-        "hidden_size": 4096,
-        "vocab_size": 152576,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 4,
-        "swa_num_attention_heads": 64,
-        "swa_num_key_value_heads": 8,
-        "head_dim": 192,
-        "swa_head_dim": 192,
-        "v_head_dim": 128,
-        "swa_v_head_dim": 128,
-        "hybrid_layer_pattern": pattern,
-        "moe_layer_freq": [0, *[1] * 47],
-        "intermediate_size": 16384,
-        "moe_intermediate_size": 2048,
-        "n_routed_experts": 256,
-        "num_experts_per_tok": 8,
-        "sliding_window": 128,
-        "sliding_window_size": 128,
-        "attention_chunk_size": 128,
-        "max_position_embeddings": 1 << 20,
-        "quantization_config": {**QUANTISED, "ignored_layers": ["model.layers.0.self_attn.o_proj"]},
-    }
-
-
 def test_sizes_and_formats_are_read_from_the_file() -> None:
     config = parse(small())
     assert (config.chunks, config.qkv_format, config.expert_format) == (4, BF16, BF16)
-    config = parse(release())
+    config = parse(RELEASE)
     assert (config.mlp_format, config.expert_format) == (FP8_BLOCK, MXFP4_U8)
     # Four chunks of 16 queries, one key head and one value head: 26.5 blocks of 128 rows each.
     grid = config.qkv_format.tensors(4 * (16 * 192 + 192 + 128), 4096)[1]
@@ -95,7 +66,7 @@ def test_what_is_not_known_is_named(field: str, value: object, message: str) -> 
 
 
 def test_a_rank_of_four_holds_what_the_release_takes() -> None:
-    plan = plan_memory(release(), MemorySettings(backend="cuda", slots=1), 4)
+    plan = plan_memory(RELEASE, MemorySettings(backend="cuda", slots=1), 4)
     items = {item.name: item.bytes for item in plan.items}
     # 47 layers of 256 experts: three matrices of 4096 × 512 codes of half a byte, a scale per 32.
     assert items["weights: experts"] == 47 * 256 * 3 * 4096 * 512 * 17 // 32
@@ -105,10 +76,10 @@ def test_a_rank_of_four_holds_what_the_release_takes() -> None:
     assert plan.token_bytes == 9 * (192 + 128) * 2
     # 39 rings of 128 rows and their slack, two heads each.
     assert plan.request_bytes == 39 * (128 + 32) * 2 * (192 + 128) * 2
-    with_drafts = plan_memory(release(), MemorySettings(backend="cuda", slots=1, drafts=True), 4)
+    with_drafts = plan_memory(RELEASE, MemorySettings(backend="cuda", slots=1, drafts=True), 4)
     assert with_drafts.request_bytes == plan.request_bytes // 39 * 42
     with pytest.raises(ConfigError, match="8 does not divide"):
-        plan_memory(release(), MemorySettings(), 8)
+        plan_memory(RELEASE, MemorySettings(), 8)
 
 
 def bind(directory: Path, *, drafts: bool = False) -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import pytest
-from model_fixtures import FIXTURES, rewrite
+from model_fixtures import FIXTURES, release, rewrite
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
-from dgpp.checkpoint.formats import BF16, FP8_BLOCK
+from dgpp.checkpoint.formats import BF16, FP8_BLOCK, FP8_CHANNEL, NVFP4_COMPRESSED
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.plan import MemorySettings, plan_memory
-from dgpp.models.quantisation import FP8_BLOCKS
 from dgpp.models.qwen3_5.config import parse
 from dgpp.models.qwen3_5.model import Qwen35Model
 from dgpp.models.sources import CheckedWeights
 
 FIXTURE = FIXTURES / "qwen3.8-27b-bf16"
+FP8, NVFP4 = release("qwen3.8-27b-fp8"), release("qwen3.8-27b-nvfp4")
 
 
 def small(**text: object) -> dict[str, object]:
@@ -27,43 +28,49 @@ def small(**text: object) -> dict[str, object]:
     return config
 
 
-def release() -> dict[str, object]:
-    """The sizes of the released model in FP8."""
-    layers = ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(64)]
-    nets = [f"model.language_model.layers.{layer}.linear_attn" for layer in range(64)]
-    left = [f"{net}.in_proj_{side}" for net in nets for side in "ab"]
-    return {
-        **small(
-            num_hidden_layers=64,
-            layer_types=layers,
-            hidden_size=5120,
-            vocab_size=248320,
-            num_attention_heads=24,
-            num_key_value_heads=4,
-            head_dim=256,
-            intermediate_size=17408,
-            linear_num_key_heads=16,
-            linear_num_value_heads=48,
-            linear_key_head_dim=128,
-            linear_value_head_dim=128,
-            max_position_embeddings=262144,
-        ),
-        "quantization_config": {
-            **FP8_BLOCKS,
-            "modules_to_not_convert": ["lm_head", "mtp.fc", *left],
-        },
-    }
-
-
 def test_sizes_and_formats_are_read_from_the_file() -> None:
     config = parse(small())
     assert (config.rotated, config.full(3), config.full(4)) == (8, True, False)
     assert config.format("model.language_model.layers.0.mlp.up_proj") is BF16
-    config = parse(release())
+    config = parse(FP8)
     assert config.rotated == 64
     assert config.format("model.language_model.layers.0.mlp.up_proj") is FP8_BLOCK
     assert config.format("model.language_model.layers.9.linear_attn.in_proj_a") is BF16
     assert config.format("mtp.fc") is config.format("lm_head") is BF16
+
+
+def test_a_release_of_mixed_formats_is_read_from_its_groups() -> None:
+    config, layer = parse(NVFP4), "model.language_model.layers.3"
+    assert config.format(f"{layer}.mlp.up_proj") is NVFP4_COMPRESSED
+    for module in ("self_attn.k_proj", "self_attn.o_proj", "linear_attn.in_proj_z"):
+        assert config.format(f"{layer}.{module}") is FP8_CHANNEL
+    assert config.format("lm_head") is FP8_CHANNEL
+    for module in ("linear_attn.in_proj_b", "linear_attn.conv1d"):
+        assert config.format(f"{layer}.{module}") is BF16
+    assert config.format("mtp.layers.0.mlp.up_proj") is config.format("mtp.fc") is BF16
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ((), ("format", "marlin-24"), "quantization_config.format is 'marlin-24'"),
+        ((), ("kv_cache_scheme", {"num_bits": 8}), "kv_cache_scheme is"),
+        ((), ("format", "float-quantized"), "group_0.format is 'nvfp4-pack-quantized'"),
+        (("group_0",), ("format", "pack-quantized"), "group_0.format is 'pack-quantized'"),
+        (("group_0", "weights"), ("group_size", 32), "weights.group_size is 32, not 16"),
+        (("group_1", "weights"), ("strategy", "tensor"), "strategy is 'tensor', not 'channel'"),
+        (("group_1", "weights"), ("num_bits", 4), "num_bits is 4, not 8"),
+        (("group_1", "weights"), ("dynamic", True), "dynamic scales"),
+    ],
+)
+def test_groups_that_no_format_reads_are_named(path, value, message) -> None:
+    config = copy.deepcopy(NVFP4)
+    at = config["quantization_config"]
+    for name in ("config_groups", *path) if path else ():
+        at = at[name]
+    at[value[0]] = value[1]
+    with pytest.raises(CheckpointError, match=message):
+        parse(config)
 
 
 @pytest.mark.parametrize(
@@ -101,21 +108,21 @@ def test_what_stands_beside_the_text_model_is_checked(field, value, message) -> 
 
 
 def test_a_rank_holds_what_the_release_takes() -> None:
-    alone = plan_memory(release(), MemorySettings(backend="cuda", slots=1))
+    alone = plan_memory(FP8, MemorySettings(backend="cuda", slots=1))
     # 16 layers of 4 heads of keys and values of 256, in bf16: a KiB per layer and head.
     assert alone.token_bytes == 16 * 4 * 1024
     # 48 recurrences of 48 heads of 128 × 128, and the last three inputs of a convolution each.
     state = 48 * 128 * 128 * 4
     assert alone.request_bytes == 48 * (state + 3 * (2 * 2048 + 6144) * 4)
-    half = plan_memory(release(), MemorySettings(backend="cuda", slots=1), 2)
+    half = plan_memory(FP8, MemorySettings(backend="cuda", slots=1), 2)
     assert half.token_bytes * 2 == alone.token_bytes
     assert half.request_bytes * 2 == alone.request_bytes
     # 27 billion parameters, a byte each but for embedding and head.
     assert 27e9 < alone.weight_bytes < 31e9
-    drafts = plan_memory(release(), MemorySettings(backend="cuda", slots=1, drafts=True))
+    drafts = plan_memory(FP8, MemorySettings(backend="cuda", slots=1, drafts=True))
     assert drafts.token_bytes == 17 * 4 * 1024
     with pytest.raises(ConfigError, match="8 does not divide"):
-        plan_memory(release(), MemorySettings(), 8)
+        plan_memory(FP8, MemorySettings(), 8)
 
 
 def bind(directory: Path, *, drafts: bool = False) -> None:
