@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 
 from actors.context import Context
+from actors.http.body import check_head
 from actors.http.connection import Listener
+from actors.http.endpoint import Endpoint
+from actors.http.gate import Gate
+from actors.http.routes import error_response
 from actors.http.snapshot import rank_snapshot
 from actors.role import Role
 from actors.world import metrics_port
-from dgpp.errors import ConfigError
+from dgpp.serve.errors import ApiError
 from dgpp.serve.prometheus import CONTENT_TYPE, ranks_text
 
 PATH = "/metrics/prometheus"
@@ -26,23 +28,27 @@ class PeerMetricsActor(Role):
         self._listener = Listener(
             self._answer, max_connections=MAX_CONNECTIONS, refused=lambda: None
         )
-        self._server: asyncio.Server | None = None
+        self._gate: Gate
+        self._endpoint: Endpoint | None = None
 
     async def start(self) -> None:
-        host, port = self.boot.settings.http.bind_host, metrics_port(self.boot)
-        try:
-            self._server = await self.context.loop.create_server(self._listener, host, port)
-        except OSError as error:
-            raise ConfigError(
-                f"ports.metrics: cannot listen on {host}:{port}: {error.strerror}"
-            ) from error
+        http = self.boot.settings.http
+        self._gate = Gate(http, self.context.clock, unix=False)
+        self._endpoint = await Endpoint.on_port(
+            self._listener, http.bind_host, metrics_port(self.boot), "ports.metrics", None
+        )
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
         await self._listener.shutdown(1.0)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            check_head(request)
+            self._gate.check(request)
+        except ApiError as error:
+            return error_response(error)
         if request.path != PATH:
             return web.Response(status=404, text=f"this rank answers {PATH} alone\n")
         if request.method not in ("GET", "HEAD"):

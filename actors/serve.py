@@ -72,7 +72,7 @@ def _serve_first(settings: Settings, *, log_json: bool, alone: bool) -> int:
     for line in startup_lines(settings, boot.version):
         log.log_line(_log, line.text, line.fields, level=line.level)
     launch.explain(deployment)
-    ready = ready_line(settings.http.bind_host, settings.http.port, boot.served.id)
+    ready = ready_line(settings.http, boot.served.id)
 
     def say_ready() -> None:
         log.log_line(_log, ready.text, ready.fields)

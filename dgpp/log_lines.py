@@ -9,7 +9,7 @@ import msgspec
 
 from dgpp.config.key import Field, fields
 from dgpp.config.resolve import digest
-from dgpp.config.settings import Settings
+from dgpp.config.settings import HttpSettings, Settings
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -72,19 +72,32 @@ def startup_lines(settings: Settings, version: str) -> list[Line]:
     if engine.load == "dummy":
         text = "engine.load dummy: random weights in the checkpoint's form, answers mean nothing"
         lines.append(Line(text, {"load": "dummy"}, logging.WARNING))
-    bound = settings.http.bind_host
-    if not IPv4Address(bound).is_loopback:
-        text = f"http.bind_host {bound}: beyond this host, anyone who reaches it needs no key"
-        lines.append(Line(text, {"bind_host": bound}, logging.WARNING))
+    lines += _door_lines(settings.http)
     if changed:
         lines.append(Line("engine keys set: " + ", ".join(changed), {"engine_keys": changed}))
     return lines
 
 
-def ready_line(host: str, port: int, model: str) -> Line:
-    """The line that says requests are welcome. `host` 0.0.0.0 is shown as 127.0.0.1."""
-    shown = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104 - compared, not bound
-    url = f"http://{shown}:{port}/v1"
+def _door_lines(http: HttpSettings) -> list[Line]:
+    """Warnings of what anybody on the network could do here, or read."""
+    bound = http.bind_host
+    if http.unix_socket or IPv4Address(bound).is_loopback:
+        return []
+    if not http.api_key_file:
+        text = f"http.bind_host {bound}: beyond this host, anyone who reaches it needs no key"
+        return [Line(text, {"bind_host": bound}, logging.WARNING)]
+    if not http.tls_cert:
+        text = f"http.bind_host {bound}: without http.tls_cert, keys and prompts travel in the open"
+        return [Line(text, {"bind_host": bound}, logging.WARNING)]
+    return []
+
+
+def ready_line(http: HttpSettings, model: str) -> Line:
+    """The line that says requests are welcome. An address 0.0.0.0 is shown as 127.0.0.1."""
+    host = "127.0.0.1" if http.bind_host == "0.0.0.0" else http.bind_host  # noqa: S104 - compared
+    scheme = "https" if http.tls_cert else "http"
+    where = f"unix:{http.unix_socket}" if http.unix_socket else f"{scheme}://{host}:{http.port}"
+    url = f"{where}/v1" if not http.unix_socket else where
     return Line(f"READY — {url} (model {model}) — stop: Ctrl-C", {"url": url, "model": model})
 
 

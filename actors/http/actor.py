@@ -10,7 +10,10 @@ from typing import Any
 from actors.channel import Arrays
 from actors.context import Context
 from actors.http.connection import Listener
+from actors.http.credentials import Certificate
+from actors.http.endpoint import Endpoint
 from actors.http.flight import Flight, Flights
+from actors.http.gate import Gate
 from actors.http.questions import Questions
 from actors.http.routes import Routes
 from actors.http.snapshot import snapshot
@@ -19,7 +22,6 @@ from actors.messages.http_tokenizer import Decode, Encode, Forget, Prepare
 from actors.messages.scheduler_http import Queued, Refused
 from actors.messages.tokenizer_http import Decoded, Deltas, Encoded, Prepared, Rejected
 from actors.role import Role
-from dgpp.errors import ConfigError
 from dgpp.log import log_event
 from dgpp.sched.admission import TOO_MANY_CHOICES
 from dgpp.serve.errors import ApiError, engine_failed, invalid, overloaded, shutting_down, timed_out
@@ -31,7 +33,6 @@ from dgpp.serve.request import GenerationRequest
 TOKENIZER = "http>tokenizer"
 SCHEDULER = "http>scheduler"
 
-BACKLOG = 1024
 LAST_WORDS_S = 0.5
 """What streams get to end with an error event, before the drain timeout is over."""
 
@@ -47,12 +48,13 @@ class HttpActor(Role):
         self.model = self.boot.served
         self.max_body_bytes = min(settings.http.max_body_bytes, TEXT_BODY_BYTES)
         self.health = Health(self.model.id)
+        self.gate: Gate
         self._flights = Flights()
         self._questions = Questions()
         self._door_limit = settings.engine.queue_limit + settings.engine.max_concurrency
         self._routes = Routes(self)
         self._listener: Listener | None = None
-        self._server: asyncio.Server | None = None
+        self._endpoint: Endpoint | None = None
         block = context.statistics
         self._count = {
             name: block.counter(name)
@@ -74,19 +76,21 @@ class HttpActor(Role):
     async def start(self) -> None:
         """Listen at once, so that a port in use is known before anything is loaded."""
         http = self.boot.settings.http
-        listener = Listener(
+        clock = self.context.clock
+        self.gate = Gate(http, clock, unix=bool(http.unix_socket))
+        certificate = Certificate(http, clock) if http.tls_cert else None
+        self._listener = listener = Listener(
             self._routes.handle,
             max_connections=self.boot.settings.engine.max_connections,
             refused=self._count["connections_refused"].add,
+            accepting=certificate.refresh if certificate else lambda: None,
         )
-        self._listener = listener
-        try:
-            self._server = await self.context.loop.create_server(
-                listener, http.bind_host, http.port, backlog=BACKLOG
+        if http.unix_socket:
+            self._endpoint = await Endpoint.on_path(listener, http.unix_socket)
+        else:
+            self._endpoint = await Endpoint.on_port(
+                listener, http.bind_host, http.port, "http.port", certificate
             )
-        except OSError as error:
-            where = f"{http.bind_host}:{http.port}"
-            raise ConfigError(f"http.port: cannot listen on {where}: {error.strerror}") from error
 
     async def serve(self) -> None:
         self._turn(State.READY)
@@ -133,8 +137,8 @@ class HttpActor(Role):
         await self._flights.all_done()
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
         if self._listener is not None:
             await self._listener.shutdown(1.0)
 

@@ -13,8 +13,11 @@ import orjson
 from aiohttp import web
 
 from actors.http.body import check_head, declared_length, read_body
+from actors.http.connection import REQUEST_ID, Connection
 from actors.http.flight import Flight, random_letters
+from actors.http.gate import Gate
 from actors.http.sse import Events
+from dgpp.serve.access import request_id
 from dgpp.serve.anthropic.request import parse_count
 from dgpp.serve.errors import ApiError, overloaded
 from dgpp.serve.fronts import FRONTS, error_body
@@ -40,6 +43,7 @@ class Desk(Protocol):
     model: ServedModel
     max_body_bytes: int
     health: Health
+    gate: Gate
 
     def admit(self) -> None:
         """Count a request. Raises ApiError when none is taken now: starting, draining, failed."""
@@ -89,18 +93,24 @@ class Routes:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every fault of it is answered, none is raised."""
+        name = request_id(request.headers.get(REQUEST_ID))
+        request[REQUEST_ID] = name
         try:
-            return await self._find(request)(request)
+            response = await self._find(request)(request)
         except ApiError as error:
             if error.status < 500:
                 self._desk.rejected()
-            return error_response(error, request.path)
+            response = error_response(error, request.path)
         except ConnectionError:
             # The client is gone; aiohttp sees that too when it tries to send this.
-            return web.Response(status=499)
+            response = web.Response(status=499)
+        if not response.prepared:
+            response.headers[REQUEST_ID] = name
+        return response
 
     def _find(self, request: web.BaseRequest) -> Handler:
         check_head(request)
+        self._desk.gate.check(request)
         path, method = request.path, request.method
         methods = self._routes.get(path)
         if methods is None and path.startswith("/v1/models/"):
@@ -144,7 +154,8 @@ class Routes:
         self._desk.admit()
         generation = await self._parse(request, kind, FRONTS[kind].parse)
         answer = self._stream if generation.stream else self._whole
-        return await answer(request, generation)
+        with connection(request).generating():
+            return await answer(request, generation)
 
     async def _parse(
         self, request: web.BaseRequest, kind: Kind, parser: Parse
@@ -194,7 +205,7 @@ class Routes:
             self._desk.launch(flight)
             interval = generation.ping_interval
             speaking = await flight.started(interval if interval > 0 else None)
-            events = await Events.begin(request, interval)
+            events = await Events.begin(request, interval, {REQUEST_ID: request[REQUEST_ID]})
             if not speaking:
                 events.keep_alive()
             flight.attach(events.write)
@@ -231,6 +242,13 @@ class Routes:
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
+def connection(request: web.BaseRequest) -> Connection:
+    """The connection that `request` came on."""
+    found = request.protocol
+    assert isinstance(found, Connection)
+    return found
+
+
 def _json(body: dict[str, Any], status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(body), status=status, content_type=JSON)
 
@@ -240,6 +258,8 @@ def error_response(error: ApiError, path: str = "") -> web.Response:
     response = web.Response(status=error.status, body=error_body(error, path), content_type=JSON)
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
-    if error.status in (408, 411, 413, 415, 431, 501, 505):
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if error.status in (401, 403, 408, 411, 413, 415, 431, 501, 505):
         response.force_close()
     return response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from aiohttp import HttpVersion11, web
 
@@ -48,12 +49,14 @@ class Events:
         self.gave_up: str | None = None
 
     @classmethod
-    async def begin(cls, request: web.BaseRequest, interval: int) -> Events:
-        """Send the response head; from then on a comment after `interval` seconds of silence
-        (-1: none). HTTP/1.0 knows no chunks: there the end of the connection is the end of the
-        stream. Raises ConnectionResetError when the client is gone."""
+    async def begin(
+        cls, request: web.BaseRequest, interval: int, headers: Mapping[str, str]
+    ) -> Events:
+        """Send the response head, `headers` among it; from then on a comment after `interval`
+        seconds of silence (-1: none). HTTP/1.0 knows no chunks: there the end of the connection is
+        the end of the stream. Raises ConnectionResetError when the client is gone."""
         chunked = request.version >= HttpVersion11
-        response = web.StreamResponse(headers=_HEADERS)
+        response = web.StreamResponse(headers={**_HEADERS, **headers})
         if chunked:
             response.enable_chunked_encoding()
         else:

@@ -12,7 +12,7 @@ import typer
 from dgpp.cli.flags import with_key_flags
 from dgpp.cli.no_swap import keep_out_of_swap
 from dgpp.cli.settings import ConfigArgument, SetOption, load_settings, load_site_alone
-from dgpp.config.constraints import refuse_unsupported
+from dgpp.config.constraints import refuse_open_door, refuse_unsupported
 from dgpp.config.document import Override
 from dgpp.config.settings import Settings
 from dgpp.errors import ConfigError
@@ -75,6 +75,7 @@ def run(
     """
     settings = load_settings(Path(config), overrides)
     refuse_unsupported(settings, load_site_alone())
+    refuse_open_door(settings)
     if rank is not None and not 0 <= rank < settings.world_size:
         raise ConfigError(f"--rank: expected 0..{settings.world_size - 1}, got {rank}")
     prepare_environment(os.environ, settings, log_level and log_level.value, rank or 0)

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from ipaddress import IPv4Address
 
 import msgspec
 
 from dgpp.config.check import Reader
 from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.key import Field, fields
-from dgpp.config.settings import HIGHEST_PORT, Settings
+from dgpp.config.settings import HIGHEST_PORT, HttpSettings, Settings
 from dgpp.config.site import NODE_KEYS, SERVED_NODE_KEYS, check_node_env
 from dgpp.errors import ConfigError
 
@@ -22,9 +23,15 @@ def check_constraints(settings: Settings, reader: Reader) -> None:
     _check_drafts(settings.engine, reader)
     _check_prefill(settings.engine, reader)
     _check_template(settings.engine, reader)
-    if bool(settings.http.tls_cert) != bool(settings.http.tls_key):
-        missing = "http.tls_key" if settings.http.tls_cert else "http.tls_cert"
+    _check_http(settings.http, reader)
+
+
+def _check_http(http: HttpSettings, reader: Reader) -> None:
+    if bool(http.tls_cert) != bool(http.tls_key):
+        missing = "http.tls_key" if http.tls_cert else "http.tls_cert"
         reader.fail(missing, "required, tls_cert and tls_key go together")
+    if http.unix_socket and http.tls_cert:
+        reader.fail("http.tls_cert", "excludes http.unix_socket, which never leaves this host")
 
 
 def _check_world(settings: Settings, reader: Reader) -> None:
@@ -173,6 +180,20 @@ def unsupported_keys(settings: Settings, site: Settings = _NO_SITE) -> list[str]
     """
     table = {name: field for name, field in fields(Settings).items() if name != "nodes"}
     return [*_unsupported_world(settings, site), *_unsupported(settings, site, table)]
+
+
+def refuse_open_door(settings: Settings) -> None:
+    """Raise ConfigError where other machines could use the server without a key and nobody said
+    that they may. A rank's metrics are answered on the same address.
+    """
+    http = settings.http
+    reached = bool(settings.ports.metrics) or not http.unix_socket
+    reached = reached and not IPv4Address(http.bind_host).is_loopback
+    if reached and not http.api_key_file and not http.insecure_no_auth:
+        raise ConfigError(
+            f"http.bind_host: {http.bind_host} is reached from other machines; set "
+            "http.api_key_file, or say --insecure-no-auth"
+        )
 
 
 def refuse_unsupported(settings: Settings, site: Settings = _NO_SITE) -> None:

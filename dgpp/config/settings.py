@@ -69,12 +69,27 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
         Key("silence before a stream's keep-alive; -1: none", 1, 2**31 - 1, also=(-1,), unit="s"),
     ] = 30
     api_key_file: Annotated[
-        str, Key("file of API keys, one a line, mode 0600", now=LATER, shared=False)
+        str,
+        Key("file of API keys, one a line, mode 0600; reread when it changes", shared=False),
     ] = ""
-    tls_cert: Annotated[str, Key("certificate chain (PEM)", now=LATER, shared=False)] = ""
-    tls_key: Annotated[str, Key("private key (PEM)", now=LATER, shared=False)] = ""
+    insecure_no_auth: Annotated[
+        bool, Key("let bind_host be an address beyond this host without API keys", shared=False)
+    ] = False
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Key(
+            "names besides this host's own that a Host or Origin header may say, where no key does",
+            valid=is_host,
+            expected="a list of host names without ports",
+            shared=False,
+        ),
+    ] = ()
+    tls_cert: Annotated[
+        str, Key("certificate chain (PEM); reread when it changes", shared=False)
+    ] = ""
+    tls_key: Annotated[str, Key("private key (PEM), not readable by all", shared=False)] = ""
     unix_socket: Annotated[
-        str, Key("path of a UNIX socket to listen on", now=LATER, shared=False)
+        str, Key("path of a UNIX socket to listen on in place of a port", shared=False)
     ] = ""
 
 

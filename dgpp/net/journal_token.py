@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import stat
-from pathlib import Path
 
+from dgpp.config.secret_file import read_secret
 from dgpp.errors import ConfigError
 
 KEY = "engine.cluster_token_file"
@@ -22,15 +21,7 @@ def load_token(path: str) -> bytes:
 
     Raises ConfigError where it cannot be read, others may read it, or it is too short to be one.
     """
-    file = Path(path).expanduser()
-    try:
-        mode = file.stat().st_mode
-        with file.open("rb") as stream:
-            token = stream.read(MAX_BYTES + 1).strip()
-    except OSError as error:
-        raise ConfigError(f"{KEY} = {path}: {error.strerror}") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"{KEY} = {path}: others may read it; chmod 600")
+    token = read_secret(path, KEY, MAX_BYTES).strip()
     if not MIN_BYTES <= len(token) <= MAX_BYTES:
         raise ConfigError(
             f"{KEY} = {path}: a token has {MIN_BYTES} to {MAX_BYTES} bytes, this one {len(token)}"

@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from dgpp.config.resolve import resolve
+from dgpp.config.settings import HttpSettings
 from dgpp.config.site import SiteSettings
 from dgpp.log_lines import (
     Interval,
@@ -17,7 +18,7 @@ from dgpp.log_lines import (
 
 
 def test_ready():
-    line = ready_line("0.0.0.0", 8000, "dgpp/demo")
+    line = ready_line(HttpSettings(bind_host="0.0.0.0", port=8000), "dgpp/demo")
     assert line.text == ("READY — http://127.0.0.1:8000/v1 (model dgpp/demo) — stop: Ctrl-C")
     assert line.fields == {"url": "http://127.0.0.1:8000/v1", "model": "dgpp/demo"}
 
@@ -140,12 +141,26 @@ def test_startup_names_what_was_decided():
 
 
 @pytest.mark.parametrize(
-    ("host", "open_to_all"),
-    [("0.0.0.0", True), ("10.0.0.1", True), ("127.0.0.1", False), ("127.9.9.9", False)],
+    ("http", "said"),
+    [
+        ({"bind_host": "0.0.0.0"}, "anyone who reaches it needs no key"),
+        ({"bind_host": "10.0.0.1"}, "anyone who reaches it needs no key"),
+        ({"bind_host": "10.0.0.1", "api_key_file": "k"}, "travel in the open"),
+        ({"bind_host": "10.0.0.1", "api_key_file": "k", "tls_cert": "c", "tls_key": "t"}, ""),
+        ({"bind_host": "10.0.0.1", "unix_socket": "/run/s"}, ""),
+        ({"bind_host": "127.0.0.1"}, ""),
+        ({"bind_host": "127.9.9.9"}, ""),
+    ],
 )
-def test_startup_warns_once_when_anybody_may_connect(host, open_to_all):
-    document = {"model": "m", "http": {"bind_host": host}}
-    lines = startup_lines(resolve(document, "f", site=SiteSettings()), "0.1.0")
+def test_startup_warns_once_of_what_others_could_do(http, said):
+    lines = startup_lines(resolve({"model": "m", "http": http}, "f", site=SiteSettings()), "0.1.0")
     warnings = [line for line in lines if line.level == logging.WARNING]
-    assert [line.fields for line in warnings] == ([{"bind_host": host}] if open_to_all else [])
-    assert all(f"http.bind_host {host}: beyond this host" in line.text for line in warnings)
+    host = http["bind_host"]
+    assert [line.fields for line in warnings] == ([{"bind_host": host}] if said else [])
+    assert all(f"http.bind_host {host}: " in w.text and said in w.text for w in warnings)
+
+
+def test_the_ready_line_names_what_to_connect_to():
+    encrypted = HttpSettings(bind_host="10.0.0.1", port=443, tls_cert="c", tls_key="k")
+    assert ready_line(encrypted, "m").fields["url"] == "https://10.0.0.1:443/v1"
+    assert ready_line(HttpSettings(unix_socket="/run/s"), "m").fields["url"] == "unix:/run/s"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgpp.config.check import Reader
-from dgpp.config.constraints import refuse_unsupported, unsupported_keys
+from dgpp.config.constraints import refuse_open_door, refuse_unsupported, unsupported_keys
 from dgpp.config.document import Override, parse_document
 from dgpp.config.key import Kind, leaves
 from dgpp.config.reference import configuration_page
@@ -253,7 +253,6 @@ def test_one_rank_may_share_the_journal_port():
             LOCAL | {"node_env": [{"DGPP_BUS_TIMELINE": "1", "HF_HUB_CACHE": "/h"}]},
             ["node_env[0].DGPP_BUS_TIMELINE"],
         ),
-        (MINIMAL | {"http": {"api_key_file": "k"}}, ["http.api_key_file"]),
         (
             engine(rope_scaling={"factor": 2, "original_max_position_embeddings": 1}),
             ["engine.rope_scaling"],
@@ -268,6 +267,29 @@ def test_unsupported(document, keys):
         with pytest.raises(ConfigError) as caught:
             refuse_unsupported(settings)
         assert str(caught.value) == "not supported yet: " + ", ".join(keys)
+
+
+@pytest.mark.parametrize(
+    ("http", "ports", "refused"),
+    [
+        ({}, {}, False),
+        ({"bind_host": "127.1.2.3"}, {}, False),
+        ({"bind_host": "0.0.0.0"}, {}, True),
+        ({"bind_host": "10.0.0.1"}, {}, True),
+        ({"bind_host": "0.0.0.0", "api_key_file": "k"}, {}, False),
+        ({"bind_host": "0.0.0.0", "insecure_no_auth": True}, {}, False),
+        ({"bind_host": "0.0.0.0", "unix_socket": "/s"}, {}, False),
+        # A further rank answers its metrics on that address all the same.
+        ({"bind_host": "0.0.0.0", "unix_socket": "/s"}, {"metrics": 9}, True),
+    ],
+)
+def test_run_opens_no_door_to_other_machines_unasked(http, ports, refused):
+    settings = read(MINIMAL | {"http": http, "ports": ports})
+    if not refused:
+        refuse_open_door(settings)
+        return
+    with pytest.raises(ConfigError, match=r"http.bind_host: .* http.api_key_file, or say --insec"):
+        refuse_open_door(settings)
 
 
 @pytest.mark.parametrize("nodes", [["gpu-box-7"], ["127.0.0.1"]])
