@@ -124,6 +124,20 @@ class HyperSite:
         return self.streams * (2 + self.streams)
 
 
+@dataclass(frozen=True, slots=True)
+class StreamGate:
+    """How a row [keys n × width | value] joins `streams` of `width` values.
+
+    query, key float32 [n, width]: weights of the norms, by `eps`, of a stream and of its key.
+    """
+
+    query: Tensor
+    key: Tensor
+    streams: int
+    width: int
+    eps: float
+
+
 class Selection:
     """What each row of a step attends to: indices int32 [capacity, top] ascending, counts int32
     [capacity]; beyond a row's count the indices mean nothing."""
@@ -133,6 +147,16 @@ class Selection:
     def __init__(self, capacity: int, top: int) -> None:
         self.indices: I32Array = np.zeros((capacity, top), np.int32)
         self.counts: I32Array = np.zeros(capacity, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Blocks of `size` keys: the best by their best key, the newest always among them. `given`:
+    they were chosen before."""
+
+    blocks: Selection
+    size: int
+    given: bool
 
 
 @runtime_checkable
@@ -276,8 +300,13 @@ class ExtendedBackend(Backend, Protocol):
         index: Index,
         keys: Any,
         selection: Selection,
+        *,
+        candidates: Candidates | None = None,
     ) -> None:
-        """Per row the best keys of its slot up to its own position, the lower first of equals."""
+        """Per row the best keys of its slot up to its own position, the lower first of equals.
+
+        With `candidates` the best blocks of keys are left there, or only keys of those blocks are
+        taken, which a layer before left of the same keys."""
 
     def attend_latent(
         self,
@@ -308,6 +337,10 @@ class ExtendedBackend(Backend, Protocol):
         self, rows: Rows, y: Tensor, site: HyperSite, mixes: Tensor, streams: Tensor
     ) -> None:
         """streams[r, j] = post_j · y[r] + Σ_i comb[i, j] · streams[r, i]."""
+
+    def gate_streams(self, rows: Rows, streams: Tensor, kv: Tensor, gate: StreamGate) -> None:
+        """streams[r, i] += σ(±√max(|d|, 1e-6)) · value of kv[r], with the sign of
+        d = ⟨norm(streams[r, i]), norm(key_i of kv[r])⟩ / √width."""
 
     def channel_gates(
         self,

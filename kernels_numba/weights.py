@@ -29,6 +29,7 @@ class Form(enum.IntEnum):
     INT4_G128 = 8
     INT8_G128 = 9
     BF12 = 10
+    MXFP8 = 11
 
 
 class Code(enum.Enum):
@@ -112,6 +113,7 @@ LAYOUTS = {
     Form.INT4_G128: Layout(Code.INT4, Scale.F16, 128),
     Form.INT8_G128: Layout(Code.INT8, Scale.F16, 128),
     Form.BF12: Layout(Code.BF12),
+    Form.MXFP8: Layout(Code.E4M3, Scale.E8M0, 32),
 }
 
 DUMMY_DEVIATION = 0.02
@@ -136,6 +138,7 @@ class Part:
     INT4_G128    uint8 [N, K/2]         float16 [N, K/128]         (code − 8) · scale
     INT8_G128    uint8 [N, K]           float16 [N, K/128]         (code − 128) · scale
     BF12         uint8 [N, 3K/2]        uint8 (rows' headers)      bf16's; made by `bf12.narrow`
+    MXFP8        uint8 [N, K] (e4m3)    uint8 [N, K/32] (e8m0)     code · scale
 
     `block` is (128, 128) in checkpoints, (32, 32) in some; C is a multiple of 32. The e4m3 codes
     0x7F and 0xFF (NaN), which no weight uses, read ±480. `offsets` uint32 [N] are where the header

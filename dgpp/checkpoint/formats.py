@@ -127,6 +127,21 @@ def _mxfp4(codes: str, scale: str, dtype: str) -> Format:
     return Format(f"MXFP4 ({codes})", Form.MXFP4, tensors, parts)
 
 
+def _mxfp8() -> Format:
+    """Codes of e4m3; scales of e8m0 per 32 values of a row."""
+
+    def tensors(rows: int, columns: int) -> tuple[Stored, ...]:
+        return (
+            Stored("weight", (rows, columns), ("F8_E4M3",)),
+            Stored("scale", (rows, columns // 32), ("F8_E8M0",)),
+        )
+
+    def parts(name: str, arrays: Sequence[Array]) -> list[Part]:
+        return [Part(Form.MXFP8, arrays[0], arrays[1])]
+
+    return Format("MXFP8", Form.MXFP8, tensors, parts)
+
+
 def _nvfp4_modelopt() -> Format:
     """The tensor's own factor multiplies."""
 
@@ -218,6 +233,7 @@ FP8_BLOCK = fp8_block()
 FP8_CHANNEL = _fp8_channel()
 FP8_E8M0_128 = _fp8_grid("FP8, E8M0 per 128 × 128", "scale", ("F8_E8M0",), 128)
 FP8_E8M0_32 = _fp8_grid("FP8, E8M0 per 32 × 32", "scale", ("F8_E8M0",), 32)
+MXFP8 = _mxfp8()
 MXFP4_I8 = _mxfp4("I8", "scale", "F8_E8M0")
 MXFP4_U8 = _mxfp4("U8", "weight_scale", "U8")
 NVFP4_MODELOPT = _nvfp4_modelopt()

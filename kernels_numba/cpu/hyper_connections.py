@@ -5,11 +5,16 @@ from __future__ import annotations
 from kernels_numba.backend import Rows
 from kernels_numba.cpu import hyper as hyper_kernels
 from kernels_numba.cpu.memory import Block
-from kernels_numba.extended import HyperSite
+from kernels_numba.cpu.scratch import Scratch
+from kernels_numba.cpu.stream_gate import gate_streams
+from kernels_numba.extended import HyperSite, StreamGate
+from kernels_numba.weights import VECTOR
 
 
 class CpuHyper:
     """Part of what `kernels_numba.extended.ExtendedBackend` has beyond a Backend."""
+
+    _scratch: Scratch
 
     def hyper_mix(
         self, rows: Rows, streams: Block, site: HyperSite, raw: Block, mixes: Block
@@ -39,4 +44,12 @@ class CpuHyper:
         hyper_kernels.hyper_expand(
             y.address, y.stride, rows.count, site.streams, site.width, mixes.address, mixes.stride,
             streams.address, streams.stride,
+        )  # fmt: skip
+
+    def gate_streams(self, rows: Rows, streams: Block, kv: Block, gate: StreamGate) -> None:
+        scratch = self._scratch.floats(VECTOR + gate.width)
+        gate_streams(
+            streams.address, streams.stride, rows.count, gate.streams, gate.width, kv.address,
+            kv.stride, gate.query.address, gate.key.address, gate.eps, scratch.address,
+            scratch.stride,
         )  # fmt: skip

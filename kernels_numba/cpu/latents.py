@@ -17,7 +17,7 @@ from kernels_numba.cpu.row_handle import RowHandle
 from kernels_numba.cpu.scratch import Scratch
 from kernels_numba.cpu.span import SPAN
 from kernels_numba.cpu.store import CpuStore
-from kernels_numba.extended import Index, LatentAttention, Rotation, Selection
+from kernels_numba.extended import Candidates, Index, LatentAttention, Rotation, Selection
 from kernels_numba.weights import VECTOR
 
 
@@ -120,17 +120,24 @@ class CpuLatents:
         index: Index,
         keys: CpuStore,
         selection: Selection,
+        *,
+        candidates: Candidates | None = None,
     ) -> None:
         handle: RowHandle = rows.handle
         indices, counts, top = selection.handle
+        size, within, blocks, block_counts, block_top = 0, 0, 0, 0, 0
+        if candidates is not None:
+            size, within = candidates.size, int(candidates.given)
+            blocks, block_counts, block_top = candidates.blocks.handle
         block_rows, line = keys.lines
         most = rows.tables.shape[1] * block_rows
+        most += -(-most // size) if size else 0
         scratch = self._scratch.floats(index_kernels.BINS + index.heads * SPAN + most)
         index_kernels.index_select(
             queries.address, queries.stride, weights.address, weights.stride, rows.count,
             *handle.metadata, index.every, index.heads, padded(index.dim), index.scale,
             index.weight_scale, block_rows, keys.address, line, top, indices, counts,
-            scratch.address, scratch.stride,
+            size, block_top, blocks, block_counts, within, scratch.address, scratch.stride,
         )  # fmt: skip
 
     def attend_latent(

@@ -273,6 +273,9 @@ CASES: dict[str, Case] = {
     "fp8-e8m0-32": Case(
         formats.FP8_E8M0_32, (80, 176), "e4m3", "e8m0", (32, 32), _fp8("scale", "F8_E8M0")
     ),
+    "mxfp8": Case(
+        formats.MXFP8, (40, 96), "e4m3", "e8m0", (1, 32), _fp8("scale", "F8_E8M0")
+    ),
     "mxfp4-i8": Case(
         formats.MXFP4_I8, (40, 96), "e2m1", "e8m0", (1, 32),
         _fp4("weight", "I8", "scale", "F8_E8M0"),

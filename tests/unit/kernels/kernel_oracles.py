@@ -159,6 +159,13 @@ def _mxfp4(rng, rows, columns):
     return Part(Form.MXFP4, packed, scale), e2m1_of(packed) * scales.repeat(32, axis=1)
 
 
+def _mxfp8(rng, rows, columns):
+    codes = random_e4m3(rng, rows, columns)
+    scale = rng.integers(112, 122, (rows, columns // 32)).astype(np.uint8)
+    scales = 2.0 ** (scale.astype(np.float64) - 127)
+    return Part(Form.MXFP8, codes, scale), E4M3[codes] * scales.repeat(32, axis=1)
+
+
 def _integers(form, bits, group):
     def make(rng, rows, columns):
         data = rng.integers(0, 256, (rows, columns * bits // 8)).astype(np.uint8)
@@ -184,6 +191,7 @@ _MAKERS = {
     Form.FP8_BLOCK: _fp8_block,
     Form.FP8_CHANNEL: _fp8_channel,
     Form.MXFP4: _mxfp4,
+    Form.MXFP8: _mxfp8,
     Form.INT4_G64: _integers(Form.INT4_G64, 4, 64),
     Form.INT8_G64: _integers(Form.INT8_G64, 8, 64),
     Form.INT4_G128: _integers(Form.INT4_G128, 4, 128),

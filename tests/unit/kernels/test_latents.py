@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_oracles import CAPACITY, random_part
 
-from kernels_numba.extended import Index, LatentAttention, Rotation
+from kernels_numba.extended import Candidates, Index, LatentAttention, Rotation
 from kernels_numba.weights import Form
 
 TOKENS, BLOCK = 300, 16
@@ -70,6 +70,47 @@ def test_index_keys_are_scored_and_the_best_taken(extended) -> None:
         assert together[r, : len(wanted)].tolist() == wanted
         assert (together[r, len(wanted) :] == -1).all()
         np.testing.assert_array_equal(select([r])[0], together[r])
+
+
+def test_candidate_blocks_bound_what_is_taken(extended) -> None:
+    index = Index(heads=16, dim=16, top=12, scale=0.25, weight_scale=0.25)
+    size, most = 6, 5
+    rng = np.random.default_rng(11)
+    keys = rng.standard_normal((TOKENS, index.dim)).astype(np.float32)
+    store = stored(extended, 2, keys)
+    positions = [0, 7, 29, 30, 60, 127, 130, 299]
+    q = rng.standard_normal((2, len(positions), 16, 16)).astype(np.float32)
+    w = rng.standard_normal((2, len(positions), 16)).astype(np.float32)
+    selection, blocks = extended.selection(index.top), extended.selection(most)
+
+    def scores(side: int, r: int) -> np.ndarray:
+        dots = q[side, r].astype(np.float64) @ keys[: positions[r] + 1].T * index.scale
+        return (0.25 * w[side, r][:, None] * np.maximum(dots, 0)).sum(0)
+
+    def run(order) -> list[np.ndarray]:
+        rows, found = step(extended, 2, [positions[r] for r in order]), []
+        for side in range(2):
+            held = [tensor_of(extended, a[side][order].reshape(len(order), -1)) for a in (q, w)]
+            extended.index_select(
+                rows, *held, index, store, selection,
+                candidates=Candidates(blocks, size, given=side == 1),
+            )  # fmt: skip
+            found.append(extended.read_selection(selection, len(order)))
+        return [extended.read_selection(blocks, len(order)), *found]
+
+    together = run(list(range(len(positions))))
+    for r in range(len(positions)):
+        first, second = scores(0, r), scores(1, r)
+        number = -(-len(first) // size)
+        highest = np.array([first[size * b : size * b + size].max() for b in range(number)])
+        highest[-1] = np.inf
+        chosen = best(highest, most)
+        outside = ~np.isin(np.arange(len(second)) // size, chosen)
+        taken = [n for n in best(np.where(outside, -np.inf, second), index.top) if not outside[n]]
+        for got, wanted in zip(together, (chosen, best(first, index.top), taken), strict=True):
+            assert [n for n in got[r].tolist() if n >= 0] == wanted
+        for got, whole in zip(run([r]), together, strict=True):
+            np.testing.assert_array_equal(got[0], whole[r])
 
 
 def test_equal_scores_go_to_the_lower_index(extended) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_oracles import CAPACITY, random_part
 
-from kernels_numba.extended import HyperSite
+from kernels_numba.extended import HyperSite, StreamGate
 from kernels_numba.weights import Form
 
 N, WIDTH = 4, 48
@@ -138,3 +138,37 @@ def test_pools_unfold_into_tokens_and_the_rest(extended) -> None:
     wanted = [[0, 1, 2], [0, 1, 2, 3, *range(8, 16)], [*range(4, 8), *range(16, 20), 20, 21]]
     for row, tokens in zip(got.tolist(), wanted, strict=True):
         assert row == tokens + [-1] * (15 - len(tokens))
+
+
+def test_a_row_joins_each_stream_as_its_key_fits(extended) -> None:
+    count = 7
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((count, N, WIDTH)).astype(np.float32)
+    keys = rng.standard_normal((count, N, WIDTH)).astype(np.float32)
+    value = rng.standard_normal((count, WIDTH)).astype(np.float32)
+    # One key that says nothing: the least root decides, and its sign is plus.
+    keys[2, 1] = 0
+    query, key = (rng.standard_normal((N, WIDTH)).astype(np.float32) for _ in range(2))
+    gate = StreamGate(extended.vector(query), extended.vector(key), N, WIDTH, 1e-20)
+
+    def norm(a: np.ndarray) -> np.ndarray:
+        a = a.astype(np.float64)
+        return a / np.sqrt((a**2).mean(-1, keepdims=True) + 1e-20)
+
+    dots = (norm(x) * query * norm(keys) * key).sum(-1) / np.sqrt(WIDTH)
+    gates = sigmoid(np.copysign(np.sqrt(np.maximum(np.abs(dots), 1e-6)), dots))
+    wanted = (x + gates[..., None] * value[:, None]).reshape(count, -1)
+
+    def run(order) -> np.ndarray:
+        rows = extended.rows(1, 1)
+        rows.count = len(order)
+        extended.begin(rows)
+        streams = tensor_of(extended, x[order].reshape(len(order), -1))
+        kv = np.concatenate([keys[order].reshape(len(order), -1), value[order]], axis=1)
+        extended.gate_streams(rows, streams, tensor_of(extended, kv), gate)
+        return extended.read(streams, len(order))
+
+    together = run(list(range(count)))
+    np.testing.assert_allclose(together, wanted, rtol=1e-5, atol=1e-6)
+    for r in range(count):
+        np.testing.assert_array_equal(run([r])[0], together[r])
