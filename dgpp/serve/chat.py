@@ -7,8 +7,7 @@ from typing import Any
 from dgpp.serve import limits
 from dgpp.serve.conversation import parse_messages
 from dgpp.serve.errors import invalid
-from dgpp.serve.fields import Fields
-from dgpp.serve.jsonsafe import parse_object
+from dgpp.serve.fields import Body, Fields
 from dgpp.serve.options import SHARED, ignored_fields, shared_options
 from dgpp.serve.request import GenerationRequest
 from dgpp.serve.response_format import parse_response_format
@@ -46,9 +45,9 @@ _HISTORY = (
 )
 
 
-def parse_chat(body: bytes, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
+def parse_chat(body: Body, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
     """The request in `body`. Raises ApiError naming the field."""
-    fields = Fields(parse_object(body))
+    fields = Fields.of(body)
     shared = shared_options(fields, model, _logprobs(fields))
     for name, neutral in _REFUSED.items():
         fields.refuse(name, neutral)

@@ -9,8 +9,7 @@ import numpy as np
 from dgpp.sched.request import pack_ids
 from dgpp.serve import limits
 from dgpp.serve.errors import invalid
-from dgpp.serve.fields import Fields
-from dgpp.serve.jsonsafe import parse_object
+from dgpp.serve.fields import Body, Fields
 from dgpp.serve.options import SHARED, ignored_fields, shared_options
 from dgpp.serve.request import GenerationRequest
 from dgpp.serve.served import ServedModel
@@ -28,9 +27,9 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 _KNOWN = SHARED | _REFUSED.keys() | {"prompt"}
 
 
-def parse_completion(body: bytes, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
+def parse_completion(body: Body, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
     """The request in `body`. Raises ApiError naming the field."""
-    fields = Fields(parse_object(body))
+    fields = Fields.of(body)
     logprobs = fields.integer("logprobs", 0, limits.LEGACY_LOGPROBS)
     shared = shared_options(fields, model, -1 if logprobs is None else logprobs)
     for name, neutral in _REFUSED.items():

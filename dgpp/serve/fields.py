@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dgpp.serve.errors import invalid, unsupported
-from dgpp.serve.jsonsafe import shorten
+from dgpp.serve.jsonsafe import parse_object, shorten
 
 
 class Fields:
@@ -14,6 +14,11 @@ class Fields:
     def __init__(self, members: dict[str, Any], path: str = "") -> None:
         self.members = members
         self._path = path
+
+    @classmethod
+    def of(cls, body: Body) -> Fields:
+        """The members of a request's body. Raises ApiError (400) for what is no JSON object."""
+        return body if isinstance(body, Fields) else cls(parse_object(body))
 
     def path(self, name: str) -> str:
         """Where `name` stands in the request."""
@@ -86,14 +91,18 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise invalid(f"{self.path(name)} must be an object", self.path(name))
-        return Fields(value, self.path(name))
+        return self._inner(name, value, self.path(name))
 
     def element(self, name: str, index: int, value: Any) -> Fields:
         """The object `value` that stands at `index` of the array `name`."""
         at = f"{self.path(name)}[{index}]"
         if not isinstance(value, dict):
             raise invalid(f"{at} must be an object", at)
-        return Fields(value, at)
+        return self._inner(name, value, at)
+
+    def _inner(self, name: str, members: dict[str, Any], path: str) -> Fields:
+        """What stands in the member `name`, or in an element of it."""
+        return Fields(members, path)
 
     def one_of(self, name: str, allowed: tuple[str, ...]) -> str | None:
         value = self.text(name)
@@ -121,3 +130,7 @@ class Fields:
         """400 where `name` is given as null."""
         if name in self.members and self.members[name] is None:
             raise invalid(f"{self.path(name)} must not be null", self.path(name))
+
+
+Body = bytes | Fields
+"""A request's body, or its members where somebody watches what is read of them."""

@@ -8,19 +8,18 @@ from dgpp.sched.request import pack_ids, unpack_ids
 from dgpp.serve import limits
 from dgpp.serve.conversation import parse_messages
 from dgpp.serve.errors import invalid
-from dgpp.serve.fields import Fields
-from dgpp.serve.jsonsafe import parse_object
+from dgpp.serve.fields import Body, Fields
 from dgpp.serve.request import GenerationRequest
 from dgpp.serve.served import ServedModel
 from dgpp.serve.tools import parse_tools
 
 
-def parse_tokenize(body: bytes, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
+def parse_tokenize(body: Body, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
     """What is to be encoded: `prompt` (a text), or `messages` with their `tools`.
 
     Raises ApiError naming the field.
     """
-    fields = Fields(parse_object(body))
+    fields = Fields.of(body)
     prompt = fields.text("prompt")
     if (prompt is None) == (fields.get("messages") is None):
         raise invalid("either prompt or messages is required", "prompt")
@@ -43,9 +42,9 @@ def tokenize_object(ids: bytes, model: ServedModel) -> dict[str, Any]:
     return {"count": len(tokens), "max_model_len": model.request_limit, "tokens": tokens}
 
 
-def parse_detokenize(body: bytes, model: ServedModel) -> bytes:
+def parse_detokenize(body: Body, model: ServedModel) -> bytes:
     """Packed u32 ids of `tokens`. Raises ApiError naming the field."""
-    fields = Fields(parse_object(body))
+    fields = Fields.of(body)
     tokens = fields.array("tokens", limits.TOKENS)
     if tokens is None:
         raise invalid("tokens is required", "tokens")

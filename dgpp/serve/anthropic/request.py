@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from dgpp.sample.params import SamplingParams
 from dgpp.serve import limits
 from dgpp.serve.errors import invalid, model_not_found
-from dgpp.serve.fields import Fields
-from dgpp.serve.jsonsafe import parse_object, shorten
+from dgpp.serve.fields import Body, Fields
+from dgpp.serve.jsonsafe import shorten
 from dgpp.serve.options import ignored_fields
 from dgpp.serve.request import GenerationRequest
 from dgpp.serve.served import ServedModel, with_top_p
@@ -25,18 +25,18 @@ _KNOWN = frozenset(
 _THINKING = ("enabled", "disabled", "adaptive")
 
 
-def parse_messages(body: bytes, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
+def parse_messages(body: Body, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
     """The request in `body`. Raises ApiError naming the field."""
-    fields = Fields(parse_object(body))
+    fields = Fields.of(body)
     tokens = fields.integer("max_tokens", 1, limits.MAX_TOKENS)
     if tokens is None:
         raise invalid("max_tokens is required", "max_tokens")
     return replace(_conversation(fields, id, model), max_tokens=tokens)
 
 
-def parse_count(body: bytes, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
+def parse_count(body: Body, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
     """The request in a body of /v1/messages/count_tokens: the same without `max_tokens`."""
-    return _conversation(Fields(parse_object(body)), id, model)
+    return _conversation(Fields.of(body), id, model)
 
 
 def _conversation(fields: Fields, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from dgpp.sample.params import SamplingParams
 from dgpp.serve import limits
 from dgpp.serve.errors import invalid, model_not_found
-from dgpp.serve.fields import Fields
-from dgpp.serve.jsonsafe import parse_object, shorten
+from dgpp.serve.fields import Body, Fields
+from dgpp.serve.jsonsafe import shorten
 from dgpp.serve.options import ignored_fields
 from dgpp.serve.request import GenerationRequest, JsonAnswer
 from dgpp.serve.response_format import json_schema_answer
@@ -41,9 +41,9 @@ that a response can be named by nobody: the client sends the whole conversation.
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "tools", "tool_choice", "text", "user")
 
 
-def parse_response(body: bytes, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
+def parse_response(body: Body, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
     """The request in `body`. Raises ApiError naming the field."""
-    fields = Fields(parse_object(body))
+    fields = Fields.of(body)
     name = fields.needed_text("model")
     if not model.answers_to(name):
         raise model_not_found(shorten(name))
