@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from kernels_numba.backend import Attention, Backend, I32Array, Matrix, Norm, Rows, Tensor
+from kernels_numba.tables import TableBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class Candidates:
 
 
 @runtime_checkable
-class ExtendedBackend(Backend, Protocol):
+class ExtendedBackend(Backend, TableBackend, Protocol):
     """A backend that has these operations too."""
 
     def split_rows(

@@ -9,12 +9,12 @@ from itertools import count
 import numpy as np
 
 from dgpp.engine.model_engine import ModelEngine
+from dgpp.models.observer import Unconcerned
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import FED, DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
-from kernels_numba.backend import Routes, Rows, Tensor
-from kernels_numba.extended import Selection
+from kernels_numba.backend import Routes, Rows
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -87,18 +87,12 @@ class Driver:
         return ids
 
 
-class ExpertCount:
+class ExpertCount(Unconcerned):
     """An observer that counts the distinct experts which each MoE layer picks in a step."""
 
     def __init__(self, engine: ModelEngine) -> None:
         self._backend = engine.backend
         self._seen: list[int] = []
-
-    def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
-        """Nothing is kept."""
-
-    def selected(self, layer: int, rows: Rows, selection: Selection) -> None:
-        """Nor is what sparse layers attend to."""
 
     def routed(self, layer: int, rows: Rows, routes: Routes) -> None:
         ids, _ = self._backend.read_routes(routes, rows.count)

@@ -19,6 +19,7 @@ from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.models.dflash2.config import parse, require_target
 from dgpp.models.dflash2.model import DFlash2
+from dgpp.models.observer import Unconcerned
 from dgpp.models.registry import family_of
 from dgpp.models.shard import ALONE, Shard
 from dgpp.models.sources import CheckedWeights, LoadedWeights
@@ -27,8 +28,7 @@ from dgpp.sample.params import SamplingParams
 from dgpp.sched.plan import Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 from dgpp.state.pools import StatePools
-from kernels_numba.backend import Routes, Rows, Tensor
-from kernels_numba.extended import Selection
+from kernels_numba.backend import Rows, Tensor
 
 F32Array = npt.NDArray[np.float32]
 ARRAYS = ("ids", "taps", "anchor_pos", "anchor_id", "draft_ids", "cand_ids", "cand_logits")
@@ -123,7 +123,7 @@ class _Run:
         self.drafts.append(drafts)
 
 
-class _Watch:
+class _Watch(Unconcerned):
     """The observer of a run: what follows layer index − 1."""
 
     def __init__(self, run: _Run) -> None:
@@ -131,12 +131,6 @@ class _Watch:
 
     def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
         self._run.hidden_of(index - 1, rows, x)
-
-    def selected(self, layer: int, rows: Rows, selection: Selection) -> None:
-        """Nor is what sparse layers attend to."""
-
-    def routed(self, layer: int, rows: Rows, routes: Routes) -> None:
-        """Expert choices are no concern of a drafter."""
 
 
 def _run_rank(

@@ -16,6 +16,7 @@ from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 from kernels_numba.backend import Routes, Rows, Tensor
 from kernels_numba.extended import Selection
+from kernels_numba.tables import Ngrams
 
 F32Array = npt.NDArray[np.float32]
 SLOT = 1
@@ -32,6 +33,7 @@ class Taps:
         self._weights: dict[int, list[F32Array]] = defaultdict(list)
         self._selected: dict[int, list[npt.NDArray[np.int32]]] = defaultdict(list)
         self._gaps: dict[int, list[F32Array]] = defaultdict(list)
+        self._ngrams: list[npt.NDArray[np.int64]] = []
 
     def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
         self._hidden[index].append(self._backend.read(x, rows.count))
@@ -45,6 +47,13 @@ class Taps:
     def selected(self, layer: int, rows: Rows, selection: Selection) -> None:
         ops = extended(self._backend)
         self._selected[layer].append(ops.read_selection(selection, rows.count))
+
+    def looked_up(self, rows: Rows, ngrams: Ngrams) -> None:
+        self._ngrams.append(extended(self._backend).read_ngrams(ngrams, rows.count))
+
+    def ngrams(self) -> npt.NDArray[np.int64] | None:
+        """int64 [T, heads]: rows of the table that the tokens name; None without such a table."""
+        return np.concatenate(self._ngrams) if self._ngrams else None
 
     def selections(self) -> dict[int, npt.NDArray[np.int32]]:
         """Per sparse layer int32 [T, top], -1 beyond what was selected."""

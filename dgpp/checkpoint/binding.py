@@ -9,6 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from dgpp.checkpoint.checkpoint import Checkpoint
+from dgpp.checkpoint.formats import Format
 from dgpp.errors import CheckpointError
 
 SHOWN = 5
@@ -45,6 +46,10 @@ class Binding:
         self._left.discard(name)
         return self.checkpoint.read(name)
 
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor of this name, used or not."""
+        return self.checkpoint.entry(name) is not None
+
     def ignore(self, pattern: str) -> None:
         """Set aside whatever matches the shell-style `pattern`; it may be absent."""
         if any(sign in pattern for sign in "*?["):
@@ -64,3 +69,16 @@ class Binding:
                 f"{', '.join(names[:SHOWN])}{more}"
             )
             raise CheckpointError(message)
+
+
+def bind_matrix(
+    binding: Binding, name: str, rows: int, columns: int, stored: Format
+) -> list[npt.NDArray[Any]]:
+    """The tensors that store matrix `name`, in its format's order; what it has no use for is set
+    aside."""
+    for suffix in stored.ignored:
+        binding.ignore(f"{name}.{suffix}")
+    return [
+        binding.take(tensor.name_of(name), tensor.shape, tensor.dtypes)
+        for tensor in stored.tensors(rows, columns)
+    ]

@@ -77,6 +77,10 @@ class Checkpoint:
         """Tensor `name` as a view of its mapped file, bf16 and fp8 as unsigned integers."""
         return self._home[name].read(name)
 
+    def scattered(self, name: str) -> None:
+        """Tensor `name` will be read a few bytes here and there, where it lies."""
+        self._home[name].scattered(name)
+
     def release(self) -> None:
         """Let go of every page read so far."""
         for shard in self._shards:

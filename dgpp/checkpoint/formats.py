@@ -61,7 +61,7 @@ def _plain(form: Form, dtype: str, suffix: str = "weight") -> Format:
     return Format(dtype.lower(), form, tensors, parts)
 
 
-def _float32(bits: Array) -> npt.NDArray[np.float32]:
+def to_float32(bits: Array) -> npt.NDArray[np.float32]:
     """float32 from float32, or from bf16 or e8m0 held as unsigned integers."""
     if bits.dtype == np.float32:
         return bits
@@ -92,7 +92,7 @@ def _fp8_grid(
     def parts(name: str, arrays: Sequence[Array]) -> list[Part]:
         codes, grid = np.split(arrays[0], chunks), np.split(arrays[1], chunks)
         return [
-            Part(Form.FP8_BLOCK, data, _float32(scale), block=(block, block))
+            Part(Form.FP8_BLOCK, data, to_float32(scale), block=(block, block))
             for data, scale in zip(codes, grid, strict=True)
         ]
 
@@ -107,9 +107,22 @@ def _fp8_channel() -> Format:
         )
 
     def parts(name: str, arrays: Sequence[Array]) -> list[Part]:
-        return [Part(Form.FP8_CHANNEL, arrays[0], _float32(arrays[1]))]
+        return [Part(Form.FP8_CHANNEL, arrays[0], to_float32(arrays[1]))]
 
     return Format("FP8 per channel", Form.FP8_CHANNEL, tensors, parts)
+
+
+def _fp8_tensor() -> Format:
+    """e4m3 codes without scales of their own: whoever has the one for all puts it in."""
+
+    def tensors(rows: int, columns: int) -> tuple[Stored, ...]:
+        return (Stored("weight", (rows, columns), ("F8_E4M3",)),)
+
+    def parts(name: str, arrays: Sequence[Array]) -> list[Part]:
+        one = np.broadcast_to(np.float32(1.0), (len(arrays[0]), 1))
+        return [Part(Form.FP8_CHANNEL, arrays[0], one)]
+
+    return Format("FP8, one scale", Form.FP8_CHANNEL, tensors, parts)
 
 
 def _mxfp4(codes: str, scale: str, dtype: str) -> Format:
@@ -231,6 +244,7 @@ BF16_BARE = _plain(Form.BF16, "BF16", "")
 F32 = _plain(Form.F32, "F32")
 FP8_BLOCK = fp8_block()
 FP8_CHANNEL = _fp8_channel()
+FP8_TENSOR = _fp8_tensor()
 FP8_E8M0_128 = _fp8_grid("FP8, E8M0 per 128 × 128", "scale", ("F8_E8M0",), 128)
 FP8_E8M0_32 = _fp8_grid("FP8, E8M0 per 32 × 32", "scale", ("F8_E8M0",), 32)
 MXFP8 = _mxfp8()

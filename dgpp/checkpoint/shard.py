@@ -140,6 +140,14 @@ class Shard:
         flat = np.frombuffer(self._map, dtype, count, self._start + entry.begin)
         return flat.reshape(entry.shape)
 
+    def scattered(self, name: str) -> None:
+        """The tensor will be read a few bytes here and there: no pages ahead of them."""
+        entry = self.entries[name]
+        first = -(-(self._start + entry.begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = self._start + entry.end - first
+        if self._map is not None and length > 0:
+            self._map.madvise(mmap.MADV_RANDOM, first, length)
+
     def release(self) -> None:
         """Let go of the pages read so far; views stay valid and read the file again."""
         if self._map is not None:

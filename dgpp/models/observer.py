@@ -6,6 +6,7 @@ from typing import Protocol
 
 from kernels_numba.backend import Routes, Rows, Tensor
 from kernels_numba.extended import Selection
+from kernels_numba.tables import Ngrams
 
 
 class Observer(Protocol):
@@ -19,3 +20,22 @@ class Observer(Protocol):
 
     def routed(self, layer: int, rows: Rows, routes: Routes) -> None:
         """The expert choices of an MoE layer."""
+
+    def looked_up(self, rows: Rows, ngrams: Ngrams) -> None:
+        """Which rows of a table the rows' tokens name."""
+
+
+class Unconcerned:
+    """An observer that looks at nothing, for those that look at one thing to derive from."""
+
+    def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
+        """Not looked at."""
+
+    def selected(self, layer: int, rows: Rows, selection: Selection) -> None:
+        """Not looked at."""
+
+    def routed(self, layer: int, rows: Rows, routes: Routes) -> None:
+        """Not looked at."""
+
+    def looked_up(self, rows: Rows, ngrams: Ngrams) -> None:
+        """Not looked at."""

@@ -16,11 +16,14 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dgpp.checkpoint.binding import Binding
-from dgpp.checkpoint.formats import BF16, Format
+from dgpp.checkpoint.binding import Binding, bind_matrix
+from dgpp.checkpoint.formats import BF16, Format, to_float32
 from dgpp.errors import ConfigError
 from dgpp.models.account import Account
+from dgpp.models.layers.extended import extended
 from dgpp.models.shard import ALONE, Shard, Split
+from dgpp.models.table_binding import account_table, bind_table, rows_within
+from dgpp.models.tables import RESIDENT, Table, Tables
 from kernels_numba.backend import Backend, Matrix, Tensor
 from kernels_numba.weights import DUMMY_DEVIATION, LAYOUTS, Part, matrix_bytes
 
@@ -107,6 +110,8 @@ class WeightSource(Protocol):
     """
 
     shard: Shard
+    tables: Tables
+    """Where tables are read at run time."""
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         """The rows of `linears` stacked in order; all of one form and K."""
@@ -127,6 +132,13 @@ class WeightSource(Protocol):
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
         """Several vectors as one, in order; each is shared out as rows are."""
+
+    def table(self, item: str, table: Table) -> Any:
+        """What the backend looks rows up in: those that this rank keeps in memory, or all where
+        they are mapped. None of a plan."""
+
+    def choose(self, names: Sequence[str]) -> str:
+        """The tensor of `names` that the checkpoint has; the first where it has none."""
 
     def ignore(self, pattern: str) -> None:
         """Tensors the model knows and does not use."""
@@ -157,10 +169,13 @@ def _alike(linears: Sequence[Linear]) -> Iterator[tuple[Linear, int]]:
 class PlannedWeights:
     """Counts what each item would take, from shapes alone: bytes, and parameters of matrices."""
 
-    def __init__(self, shard: Shard = ALONE) -> None:
+    def __init__(self, shard: Shard = ALONE, tables: Tables = RESIDENT) -> None:
         self.shard = shard
+        self.tables = tables
         self.items: dict[str, int] = {}
         self.parameters: dict[str, int] = {}
+        self.mapped = 0
+        """Bytes of tables that stay in their files."""
 
     def _add(self, item: str, size: int) -> None:
         self.items[item] = self.items.get(item, 0) + size
@@ -192,35 +207,35 @@ class PlannedWeights:
         self._add(item, 4 * sum(self.shard.part(size, name) for name, size in names))
         return None
 
+    def table(self, item: str, table: Table) -> Any:
+        each = LAYOUTS[table.format.form].code_bytes(table.columns)
+        if self.tables.mapped:
+            self.mapped += table.rows * each
+        else:
+            self._add(item, table.span[1] * each)
+
+    def choose(self, names: Sequence[str]) -> str:
+        return names[0]
+
     def ignore(self, pattern: str) -> None:
         """Nothing is stored of what is ignored."""
 
     def unloaded(self) -> WeightSource:
-        return PlannedWeights(self.shard)
-
-
-def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """float32 from float32, or from bf16 held as uint16 bits."""
-    if values.dtype == np.float32:
-        return values
-    return (values.astype(np.uint32) << 16).view(np.float32)
+        return PlannedWeights(self.shard, self.tables)
 
 
 class CheckedWeights:
     """Binds every name against a checkpoint. Raises CheckpointError naming the first misfit."""
 
-    def __init__(self, binding: Binding, shard: Shard = ALONE) -> None:
+    def __init__(self, binding: Binding, shard: Shard = ALONE, tables: Tables = RESIDENT) -> None:
         self.shard = shard
+        self.tables = tables
         self._binding = binding
+        self._elsewhere = None if tables.checkpoint is None else Binding(tables.checkpoint)
 
     def _arrays(self, linear: Linear) -> list[npt.NDArray[Any]]:
         """The tensors that store a projection, in its format's order."""
-        for suffix in linear.format.ignored:
-            self._binding.ignore(f"{linear.name}.{suffix}")
-        return [
-            self._binding.take(stored.name_of(linear.name), stored.shape, stored.dtypes)
-            for stored in linear.format.tensors(linear.rows, linear.columns)
-        ]
+        return bind_matrix(self._binding, linear.name, linear.rows, linear.columns, linear.format)
 
     def _values(self, name: str, shape: tuple[int, ...], dtypes: Sequence[str]) -> npt.NDArray[Any]:
         return self._binding.take(name, shape, dtypes)
@@ -252,19 +267,31 @@ class CheckedWeights:
             self._values(name, (size,), FLOATS)
         return None
 
+    def table(self, item: str, table: Table) -> Any:
+        bind_table(self._binding, self._elsewhere, table)
+
+    def choose(self, names: Sequence[str]) -> str:
+        return next((name for name in names if self._binding.has(name)), names[0])
+
     def ignore(self, pattern: str) -> None:
         self._binding.ignore(pattern)
 
     def unloaded(self) -> WeightSource:
-        return CheckedWeights(self._binding, self.shard)
+        return CheckedWeights(self._binding, self.shard, self.tables)
 
 
 class LoadedWeights(CheckedWeights):
     """Binds, and hands the rank's part of each parameter to the backend; `account` says what was
     read. Nothing else of a mapped file is touched."""
 
-    def __init__(self, binding: Binding, backend: Backend, shard: Shard = ALONE) -> None:
-        super().__init__(binding, shard)
+    def __init__(
+        self,
+        binding: Binding,
+        backend: Backend,
+        shard: Shard = ALONE,
+        tables: Tables = RESIDENT,
+    ) -> None:
+        super().__init__(binding, shard, tables)
         self._backend = backend
         self.account = Account()
 
@@ -322,6 +349,19 @@ class LoadedWeights(CheckedWeights):
         parts = [self._vector(name, size, FLOATS, Split.ROWS) for name, size in names]
         return self._backend.vector(np.concatenate(parts))
 
+    def table(self, item: str, table: Table) -> Any:
+        shards = bind_table(self._binding, self._elsewhere, table)
+        mapped = self.tables.mapped
+        parts = [shard.part for shard in shards]
+        if mapped:
+            for shard in shards:
+                shard.checkpoint.scattered(shard.tensor)
+        else:
+            parts = rows_within(parts, *table.span)
+        if self.shard.world > 1:
+            account_table(self.account, shards, parts, mapped=mapped)
+        return extended(self._backend).table(parts, mapped=mapped)
+
 
 def _used(stored: Sequence[Part], linear: Linear) -> list[Part]:
     """What is used of the stacked parts."""
@@ -352,8 +392,11 @@ class DummyWeights:
     """Seeded random parameters made by the backend from shapes alone; norms are near one. What
     ranks hold alike is alike; their parts of the rest belong to no common whole."""
 
-    def __init__(self, backend: Backend, shard: Shard = ALONE, seed: int = 0) -> None:
+    def __init__(
+        self, backend: Backend, shard: Shard = ALONE, tables: Tables = RESIDENT, seed: int = 0
+    ) -> None:
         self.shard = shard
+        self.tables = tables
         self._backend = backend
         self._seeds = count(seed << 32)
 
@@ -389,8 +432,18 @@ class DummyWeights:
         parts = [self._values(name, self.shard.part(size, name)) for name, size in names]
         return self._backend.vector(np.concatenate(parts))
 
+    def table(self, item: str, table: Table) -> Any:
+        mapped = self.tables.mapped
+        rows = table.rows if mapped else table.span[1]
+        return extended(self._backend).dummy_table(
+            table.format.form, rows, table.columns, next(self._seeds), mapped=mapped
+        )
+
+    def choose(self, names: Sequence[str]) -> str:
+        return names[0]
+
     def ignore(self, pattern: str) -> None:
         """There are no tensors to ignore."""
 
     def unloaded(self) -> WeightSource:
-        return PlannedWeights(self.shard)
+        return PlannedWeights(self.shard, self.tables)

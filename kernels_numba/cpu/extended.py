@@ -13,6 +13,7 @@ from kernels_numba.cpu.memory import Block, padded
 from kernels_numba.cpu.row_handle import RowHandle
 from kernels_numba.cpu.scratch import Scratch
 from kernels_numba.cpu.store import CpuStore
+from kernels_numba.cpu.tables import CpuTables
 from kernels_numba.extended import BlockConvolution, Convolution, DeltaRule
 
 
@@ -30,7 +31,7 @@ def head_norms(attention: Attention) -> tuple[int, int, float]:
     )
 
 
-class CpuExtended(CpuLatents, CpuHyper):
+class CpuExtended(CpuLatents, CpuHyper, CpuTables):
     """Implements what `kernels_numba.extended.ExtendedBackend` has beyond a Backend."""
 
     def __init__(self, cores: int) -> None:

@@ -28,6 +28,8 @@ def _pointer_to(element: Any) -> Any:
 pointer_f32 = _pointer_to(types.float32)
 pointer_i32 = _pointer_to(types.int32)
 pointer_u16 = _pointer_to(types.uint16)
+pointer_i64 = _pointer_to(types.int64)
+pointer_u8 = _pointer_to(types.uint8)
 
 
 @kernel(inline=True)
@@ -46,3 +48,15 @@ def view_i32(address: int, count: int) -> Any:
 def view_u16(address: int, count: int) -> Any:
     """uint16 [count] at `address`."""
     return carray(pointer_u16(address), (count,))
+
+
+@kernel(inline=True)
+def view_i64(address: int, count: int) -> Any:
+    """int64 [count] at `address`."""
+    return carray(pointer_i64(address), (count,))
+
+
+@kernel(inline=True)
+def view_u8(address: int, count: int) -> Any:
+    """uint8 [count] at `address`."""
+    return carray(pointer_u8(address), (count,))

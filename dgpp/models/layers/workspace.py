@@ -56,12 +56,13 @@ class Workspace:
     sublayer adds to x. `extra` are rows by the names that the shape gives.
 
     Of several streams the residual is `streams`; a sublayer then reads x, and its output goes to
-    `output`.
+    `output`. `collective` is what the layers of a world sum by.
     """
 
     def __init__(
         self, backend: Backend, shape: WorkspaceShape, collective: Collective | None
     ) -> None:
+        self.collective = collective
         self.x: Tensor = backend.tensor(shape.hidden, wide=True)
         self._plain = Fold(backend, self.x, shape.hidden, collective)
         self.fold, self.output = self._plain, self.x

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from dgpp.checkpoint.checkpoint import Checkpoint
+
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 FACTS = Path(__file__).parents[3] / "deploy" / "facts"
 
@@ -30,6 +32,11 @@ def rewrite(source: Path, target: Path, change) -> None:
         for name, entry in header.items()
     }
     change(tensors)
+    _write(target, tensors)
+
+
+def _write(target: Path, tensors) -> None:
+    """{name: [dtype, shape, bytes]} as a safetensors file."""
     table, blobs, at = {}, [], 0
     for name, (dtype, shape, blob) in tensors.items():
         table[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(blob)]}
@@ -37,3 +44,14 @@ def rewrite(source: Path, target: Path, change) -> None:
         at += len(blob)
     text = json.dumps(table).encode()
     target.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(blobs))
+
+
+def write_checkpoint(directory: Path, arrays, config: object = None) -> Checkpoint:
+    """A checkpoint of {name: (dtype as the file names it, array)}."""
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config or {}))
+    tensors = {
+        name: [dtype, list(array.shape), array.tobytes()] for name, (dtype, array) in arrays.items()
+    }
+    _write(directory / "model.safetensors", tensors)
+    return Checkpoint(directory)

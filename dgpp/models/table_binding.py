@@ -1,0 +1,116 @@
+"""Finds a table in a checkpoint: its own, or the one that holds the tables of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dgpp.checkpoint.binding import Binding, bind_matrix
+from dgpp.checkpoint.checkpoint import Checkpoint
+from dgpp.checkpoint.formats import to_float32
+from dgpp.errors import CheckpointError
+from dgpp.models.account import Account
+from dgpp.models.tables import Table
+from kernels_numba.weights import Part
+
+SAMPLE_ROWS = 64
+"""Rows at both ends of a shard by which ranks find out that they map the same one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundShard:
+    """Rows of a table, the tensor of their codes and where that is."""
+
+    tensor: str
+    part: Part
+    checkpoint: Checkpoint
+
+
+def _codes_of(table: Table, name: str, rows: int) -> str:
+    """The tensor that holds the codes of one of the table's matrices."""
+    return table.format.tensors(rows, table.columns)[0].name_of(name)
+
+
+def holds_table(binding: Binding, table: Table) -> bool:
+    """Whether the checkpoint has the table's first rows."""
+    return any(
+        binding.has(_codes_of(table, *table.stacked(prefix)[0])) for prefix in table.prefixes
+    )
+
+
+def _prefix_in(binding: Binding, table: Table) -> str:
+    """Which of the table's names the checkpoint uses; the first where it has nothing of it."""
+    for prefix in table.prefixes:
+        codes = _codes_of(table, *table.stacked(prefix)[0])
+        names = (codes, *(f"{prefix}.{name}" for name, _ in table.constants))
+        if any(binding.has(name) for name in names):
+            return prefix
+    return table.prefixes[0]
+
+
+def _require_constants(binding: Binding, prefix: str, table: Table) -> None:
+    for name, wanted in table.constants:
+        full = f"{prefix}.{name}"
+        found = binding.take(full, (len(wanted),), ("I64",)).tolist()
+        if found != list(wanted):
+            raise CheckpointError(
+                f"{binding.checkpoint.directory}: tensor {full} is {found}, config.json makes it "
+                f"{list(wanted)}"
+            )
+
+
+def bind_table(own: Binding, elsewhere: Binding | None, table: Table) -> list[BoundShard]:
+    """The table's shards in order, from `elsewhere` where that is given. Raises CheckpointError
+    where they are missing, or where either checkpoint finds rows in another way."""
+    prefix = _prefix_in(own, table)
+    _require_constants(own, prefix, table)
+    binding = own
+    if elsewhere is not None:
+        own.ignore(f"{prefix}.{table.matrix}.*")
+        binding, prefix = elsewhere, _prefix_in(elsewhere, table)
+        _require_constants(binding, prefix, table)
+    stacked = table.stacked(prefix)
+    if not holds_table(binding, table):
+        raise CheckpointError(
+            f"{binding.checkpoint.directory}: tensor {_codes_of(table, *stacked[0])} is missing; "
+            "engine.ngram_table_model names a checkpoint that holds such a table"
+        )
+    scale = None
+    if table.scale:
+        name = f"{prefix}.{table.matrix}.{table.scale}"
+        scale = to_float32(binding.take(name, (1,), ("BF16", "F32")))
+    found = []
+    for name, rows in stacked:
+        arrays = bind_matrix(binding, name, rows, table.columns, table.format)
+        (part,) = table.format.parts(name, arrays)
+        if scale is not None:
+            part = replace(part, scale=np.broadcast_to(scale, (rows, 1)))
+        found.append(BoundShard(_codes_of(table, name, rows), part, binding.checkpoint))
+    return found
+
+
+def rows_within(parts: Sequence[Part], first: int, count: int) -> list[Part]:
+    """Rows first … first + count − 1 of the stacked `parts`."""
+    found, at = [], 0
+    for part in parts:
+        begin, end = max(first - at, 0), min(first + count - at, part.rows)
+        if begin < end:
+            found.append(part.cut_rows(begin, end - begin))
+        at += part.rows
+    return found
+
+
+def account_table(
+    account: Account, shards: Sequence[BoundShard], own: Sequence[Part], *, mapped: bool
+) -> None:
+    """What this rank has read of the table: its own rows, or, of one that is mapped and may never
+    be read whole, a few at the ends of each shard, which must be the same on every rank."""
+    if not mapped:
+        whole = sum(shard.part.data.nbytes for shard in shards)
+        account.add(shards[0].tensor, whole, sum(part.data.nbytes for part in own), None)
+        return
+    for shard in shards:
+        data = shard.part.data
+        account.add(shard.tensor, 0, 0, [data[:SAMPLE_ROWS], data[-SAMPLE_ROWS:]])
