@@ -57,31 +57,12 @@ class Deployment(NamedTuple):
 
 def memory_plan(settings: Settings) -> int:
     """Print the plan and check that it fits; the process's exit status."""
-    _print_plan(deploy(settings, log_json=False).plan)
+    print_plan(deploy(settings, log_json=False).plan)
     return 0
 
 
-def plan_elsewhere(settings: Settings, room_bytes: int | None) -> int:
-    """Print a rank's plan from config.json alone, for a machine that need not be this one, and
-    check that it fits `room_bytes` where they are given; the process's exit status.
-
-    A backend of `auto` is planned as what this machine would take.
-    """
-    wanted = settings.engine.backend
-    backend = choose_backend(wanted)[0] if wanted == "auto" else wanted
-    if backend == "scripted":
-        _print_plan(None)
-        return 0
-    files = find_model(settings.model, weights=False)
-    sizes = memory_settings(settings, backend, unified=False)
-    plan = plan_memory(read_json(files.config), sizes, settings.world_size)
-    _print_plan(plan)
-    if room_bytes is not None:
-        require_fit(plan, room_bytes, "there")
-    return 0
-
-
-def _print_plan(plan: MemoryPlan | None) -> None:
+def print_plan(plan: MemoryPlan | None) -> None:
+    """A plan as a table, what it says in words under it; None is the scripted engine's."""
     if plan is None:
         sys.stdout.write("the scripted engine holds no weights and no cache\n")
         return

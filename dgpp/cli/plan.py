@@ -7,6 +7,7 @@ import typer
 from dgpp.cli.flags import with_key_flags
 from dgpp.cli.settings import ConfigArgument, SetOption, load_settings
 from dgpp.config.document import Override
+from dgpp.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
@@ -21,16 +22,25 @@ def plan(
         float | None,
         typer.Option(help="check that it fits this many GiB", min=0.0, metavar="GIB"),
     ] = None,
+    node: Annotated[
+        str, typer.Option(help="plan for a node of this kind, and check that it fits: gb10")
+    ] = "",
 ) -> int:
     """Print the memory plan of one rank, item by item, from config.json and settings alone.
 
-    The model's config.json has to be here; weights, GPUs and the other ranks' nodes need not.
-    Exits 1 where the plan exceeds --room, naming the largest kv_capacity that fits.
+    The model's config.json has to be here, or its facts beside CONFIG; weights, GPUs and the other
+    ranks' nodes need not. Exits 1 where the plan exceeds --room or --node, naming the largest
+    kv_capacity that fits.
     """
     settings = load_settings(config, overrides)
-    from actors import launch  # imports NumPy, which no other command should wait for
+    from actors import planning  # imports NumPy, which no other command should wait for
 
-    return launch.plan_elsewhere(settings, None if room is None else int(room * GIB))
+    if node and node not in planning.NODES:
+        raise ConfigError(f"--node: {node!r}, known are {', '.join(planning.NODES)}")
+    machine = planning.NODES.get(node, planning.Elsewhere())
+    if room is not None:
+        machine = machine.with_room(int(room * GIB))
+    return planning.plan_elsewhere(settings, machine, config.parent)
 
 
 app.command("plan")(with_key_flags(plan))

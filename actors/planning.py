@@ -1,0 +1,83 @@
+"""The memory plan of a deployment for a machine that need not be this one: `dgpp plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import structs
+
+from actors.launch import memory_settings, print_plan
+from dgpp.checkpoint.facts import stand_in
+from dgpp.checkpoint.json_file import read_json
+from dgpp.checkpoint.model_files import find_model
+from dgpp.config.settings import Settings
+from dgpp.engine.backends import choose_backend
+from dgpp.engine.room import Room
+from dgpp.errors import CheckpointError
+from dgpp.models.dflash2.plan import with_drafter
+from dgpp.models.plan import HEADROOM, MemoryPlan, plan_memory, require_fit
+
+
+class Elsewhere(NamedTuple):
+    """A machine that is not this one: `room`, of which `headroom` bytes have to stay free; None
+    where nothing has to fit. `backend` is what computes there, "" what the settings say."""
+
+    room: Room | None = None
+    headroom: int = HEADROOM
+    backend: str = ""
+
+    def with_room(self, free_bytes: int) -> Elsewhere:
+        """The same machine with so much memory free beside what the system needs."""
+        unified = self.room is not None and self.room.unified
+        return self._replace(room=Room(free_bytes, "there", unified), headroom=HEADROOM)
+
+
+NODES = {
+    "gb10": Elsewhere(Room(121 << 30, "on a GB10", unified=True), 4 << 30, "cuda"),
+}
+"""Nodes by name, with the memory that their system sees; the headroom is the system's own."""
+
+
+def plan_elsewhere(settings: Settings, node: Elsewhere, deployments: Path) -> int:
+    """Print a rank's plan from config.json alone, and check that it fits `node`; the process's exit
+    status. A model that is not here is planned from the facts in `deployments`.
+
+    A backend of `auto` is planned as what this machine would take.
+    """
+    wanted = node.backend or settings.engine.backend
+    backend = choose_backend(wanted)[0] if wanted == "auto" else wanted
+    if settings.engine.backend == "scripted":
+        print_plan(None)
+        return 0
+    plan = elsewhere(settings, backend, deployments, unified=bool(node.room and node.room.unified))
+    print_plan(plan)
+    if node.room is not None:
+        require_fit(plan, node.room.free_bytes, node.room.name, node.headroom)
+    return 0
+
+
+def elsewhere(
+    settings: Settings, backend: str, deployments: Path, *, unified: bool = False
+) -> MemoryPlan:
+    """The plan of a rank on `backend`, its drafts included, from config.json alone."""
+    engine, world = settings.engine, settings.world_size
+    sizes = memory_settings(settings, backend, unified=unified)
+    sizes = structs.replace(sizes, drafts=engine.mtp)
+    config, said = _config(settings.model, deployments)
+    plan = plan_memory(config, sizes, world)
+    if engine.dflash_model:
+        drafter, more = _config(engine.dflash_model, deployments)
+        plan, said = with_drafter(plan, config, drafter, sizes, world), said + more
+    return structs.replace(plan, notes=(*plan.notes, *said))
+
+
+def _config(model: str, deployments: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The model's config.json, and what is to be said of where it came from."""
+    try:
+        return read_json(find_model(model, weights=False).config), ()
+    except CheckpointError:
+        facts = stand_in(model, deployments)
+        if facts is None:
+            raise
+        return read_json(facts), (f"{model} is not on this machine: planned from {facts}",)
