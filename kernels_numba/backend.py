@@ -11,6 +11,7 @@ never on the number of rows, its place among them, its slot or its blocks.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -119,27 +120,42 @@ def kv_row_width(kv_heads: int, head_dim: int, value_dim: int) -> int:
     return kv_heads * (head_width(head_dim) + head_width(value_dim))
 
 
+class Scores(enum.IntEnum):
+    """What a router makes of an expert's logit: σ(x), or √softplus(x)."""
+
+    SIGMOID = 0
+    SQRT_SOFTPLUS = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Sigmoid router: the `top` by score + `bias`; weight = score (normalised) · `scale`."""
+    """A router: the `top` by score + `bias`; weight = score (normalised) · `scale`.
+
+    `table` int32 [V, top] names the experts of each token instead; their weights are still of their
+    scores. Without a bias, with a table or with other scores than σ it takes an `ExtendedBackend`.
+    """
 
     gate: Matrix
-    bias: Tensor
+    bias: Tensor | None
     experts: int
     top: int
     normalise: bool
     scale: float
+    scores: Scores = Scores.SIGMOID
+    table: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """All experts of a layer: `gate_up` stacks [gate; up] per expert, `down` one per expert;
-    `limit` as in `Backend.gated`."""
+    `limit` as in `Backend.gated`. With `weigh_inside` a router's weight multiplies what goes into
+    `down`, not what comes out."""
 
     gate_up: Matrix
     down: Matrix
     intermediate: int
     limit: float = 0.0
+    weigh_inside: bool = False
 
 
 class Routes:

@@ -6,6 +6,7 @@ together in a step, in the order of their positions.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -67,7 +68,8 @@ class DeltaRule:
 class Rotation:
     """Rotary turning of `2 · half` values of each of `heads`, `at` values into a head of `width`.
 
-    `pairs`: values 2i and 2i + 1 turn together, else i and half + i.
+    `pairs`: values 2i and 2i + 1 turn together, else i and half + i. Rows turn by their positions,
+    or by the first of their group of `every`.
     """
 
     angles: Tensor
@@ -76,6 +78,50 @@ class Rotation:
     at: int
     half: int
     pairs: bool = False
+    every: int = 1
+
+
+class Code(enum.IntEnum):
+    """How a block of cached values is kept: e4m3 or e2m1 codes, times a power of two (E8M0) or a
+    number of e4m3.
+
+    The power is the least that brings the block's largest value within the codes; e4m3 scales are
+    the largest value over six, rounded. Codes are the nearest, ties to the even one.
+    """
+
+    FP8_E8M0 = 0
+    FP4_E8M0 = 1
+    FP4_E4M3 = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What the first `width` values of a row are rounded to, `block` values at a time."""
+
+    code: Code
+    width: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """One entry per group of `every` tokens: per channel the values of its slots, weighted by the
+    softmax of their gates + `bias`.
+
+    A token's row is [values `parts` × width | gates `parts` × width], bias [every, parts × width].
+    The last part stands for the token's own group, the one before for the group after it: an entry
+    pools the tokens of its own group and of parts − 1 groups before, as far as there are.
+    """
+
+    width: int
+    every: int
+    parts: int
+    bias: Tensor
+
+    @property
+    def history(self) -> int:
+        """Tokens before the last that an entry is made of."""
+        return self.parts * self.every - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +133,33 @@ class LatentAttention:
     width: int
     value_dim: int
     scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class EntryAttention:
+    """`heads` queries of `width` values, whole vectors, against rows that are key and value at
+    once: the last `window` positions, the query's own included, and entries of several tokens each.
+
+    `sinks` float32 [heads] are logits of keys without values. `both_ways`: a row sees all rows of
+    its slot in this step, and the last `window` positions before them.
+    """
+
+    heads: int
+    width: int
+    scale: float
+    window: int
+    sinks: Tensor | None = None
+    both_ways: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What a row attends to beside its window: the entries of `store`, one per `every` tokens and
+    there once these are, all or those selected."""
+
+    store: Any
+    every: int
+    selection: Selection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +180,8 @@ class HyperSite:
     """How `streams` residual streams of `width` values meet one sublayer: mixes of fn · streams.
 
     fn [2n + n², n · width]; base [2n + n²]; scale [3]. `norm_eps` is of the streams' RMS, `eps` of
-    the mixes, whose n × n part is made doubly stochastic in `iterations`.
+    the mixes, whose n × n part is made doubly stochastic in `iterations`. A site that does not
+    spread has the first n mixes only, and one scale.
     """
 
     fn: Matrix
@@ -118,11 +192,12 @@ class HyperSite:
     norm_eps: float
     eps: float
     iterations: int
+    spreads: bool = True
 
     @property
     def mixes(self) -> int:
         """Values of a row of mixes [pre n | post n | comb n × n]."""
-        return self.streams * (2 + self.streams)
+        return self.streams * (2 + self.streams) if self.spreads else self.streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +348,34 @@ class ExtendedBackend(Backend, TableBackend, Protocol):
         """`width` values of each head, from `source` to `target`: (values per head, values before
         those that are meant)."""
 
-    def store_rows(self, rows: Rows, x: Tensor, store: Any) -> None:
-        """Row r of x becomes the row of its position in its slot's blocks of `store`."""
+    def store_rows(self, rows: Rows, x: Tensor, store: Any, *, every: int = 1) -> None:
+        """Row r of x becomes the row of its position in its slot's blocks of `store`, which has one
+        per `every` tokens: the last of them leaves it."""
+
+    def norm_heads(self, rows: Rows, x: Tensor, heads: int, eps: float) -> None:
+        """x[r, h] /= √(mean(x[r, h]²) + eps) for each of `heads`, which are whole vectors."""
+
+    def round_rows(self, rows: Rows, x: Tensor, rounding: Rounding) -> None:
+        """x[r] as a cache of codes would keep it, in place."""
+
+    def hadamard(self, rows: Rows, x: Tensor, heads: int) -> None:
+        """x[r, h] times the Hadamard matrix over its root, in place; heads of a power of two."""
+
+    def attend_entries(
+        self,
+        rows: Rows,
+        queries: Tensor,
+        attention: EntryAttention,
+        kv: Tensor,
+        ring: Any,
+        entries: Entries | None,
+        out: Tensor,
+    ) -> None:
+        """out[r] = attention of row r's heads over its window and over `entries`: positions of this
+        step from `kv`, earlier ones from `ring`."""
+
+    def integers(self, values: I32Array) -> Tensor:
+        """Parameters that are whole numbers."""
 
     def grouped_linear(
         self, rows: Rows, x: Tensor, matrix: Matrix, groups: int, out: Tensor
@@ -324,7 +425,7 @@ class ExtendedBackend(Backend, TableBackend, Protocol):
     def hyper_mix(
         self, rows: Rows, streams: Tensor, site: HyperSite, raw: Tensor, mixes: Tensor
     ) -> None:
-        """mixes[r] = [pre | post | comb] of row r's streams; raw[r] = fn · the same."""
+        """mixes[r] = [pre | post | comb] of row r's streams, or [pre]; raw[r] = fn · the same."""
 
     def hyper_collapse(
         self, rows: Rows, streams: Tensor, site: HyperSite, weights: Tensor, out: Tensor
@@ -356,12 +457,9 @@ class ExtendedBackend(Backend, TableBackend, Protocol):
     ) -> None:
         """Per key channel decay = exp(bound σ(exp(log_rate) (f + bias))), per head beta = σ(b)."""
 
-    def pool_keys(
-        self, rows: Rows, kg: Tensor, bias: Tensor, every: int, ring: Any, store: Any
-    ) -> None:
-        """Rows [key | gate] that complete `every` tokens leave the tokens' pooled key: per channel
-        the keys weighted by the softmax of gate + bias [every, dim]. Earlier tokens' rows are of
-        this step or in `ring`."""
+    def pool_rows(self, rows: Rows, x: Tensor, pooling: Pooling, ring: Any, out: Tensor) -> None:
+        """out[r] = the entry that row r completes; the others mean nothing. Earlier tokens' rows of
+        x are of this step or in `ring`, and `ring_write` keeps these for the next."""
 
     def unfold(self, rows: Rows, pools: Selection, every: int, out: Selection) -> None:
         """Positions of the pools selected, then those after the last whole pool."""

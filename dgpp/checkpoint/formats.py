@@ -242,6 +242,8 @@ BF16 = _plain(Form.BF16, "BF16")
 BF16_BARE = _plain(Form.BF16, "BF16", "")
 """bf16 under the matrix's own name."""
 F32 = _plain(Form.F32, "F32")
+F32_BARE = _plain(Form.F32, "F32", "")
+"""float32 under the matrix's own name."""
 FP8_BLOCK = fp8_block()
 FP8_CHANNEL = _fp8_channel()
 FP8_TENSOR = _fp8_tensor()

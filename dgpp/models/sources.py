@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dgpp.checkpoint.binding import Binding, bind_matrix
 from dgpp.checkpoint.formats import BF16, Format, to_float32
-from dgpp.errors import ConfigError
+from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.account import Account
 from dgpp.models.layers.extended import extended
 from dgpp.models.shard import ALONE, Shard, Split
@@ -28,6 +28,7 @@ from kernels_numba.backend import Backend, Matrix, Tensor
 from kernels_numba.weights import DUMMY_DEVIATION, LAYOUTS, Part, matrix_bytes
 
 FLOATS = ("BF16", "F32")
+INTEGERS = ("I64", "I32")
 Extent: TypeAlias = int | tuple[int, ...]
 """A vector's size, or the shape of a small array."""
 
@@ -140,6 +141,9 @@ class WeightSource(Protocol):
     def choose(self, names: Sequence[str]) -> str:
         """The tensor of `names` that the checkpoint has; the first where it has none."""
 
+    def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
+        """Whole numbers `name` of `shape`, each from 0 to `limit` − 1, in int32."""
+
     def ignore(self, pattern: str) -> None:
         """Tensors the model knows and does not use."""
 
@@ -217,6 +221,10 @@ class PlannedWeights:
     def choose(self, names: Sequence[str]) -> str:
         return names[0]
 
+    def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
+        self._add(item, 4 * math.prod(shape))
+        return None
+
     def ignore(self, pattern: str) -> None:
         """Nothing is stored of what is ignored."""
 
@@ -272,6 +280,10 @@ class CheckedWeights:
 
     def choose(self, names: Sequence[str]) -> str:
         return next((name for name in names if self._binding.has(name)), names[0])
+
+    def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
+        self._values(name, shape, INTEGERS)
+        return None
 
     def ignore(self, pattern: str) -> None:
         self._binding.ignore(pattern)
@@ -332,6 +344,14 @@ class LoadedWeights(CheckedWeights):
     ) -> Tensor:
         values = self._vector(name, size, dtypes, Split.NONE)
         return self._backend.vector(values + np.float32(plus) if plus else values)
+
+    def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
+        values = self._values(name, shape, INTEGERS)
+        if values.size and not 0 <= int(values.min()) <= int(values.max()) < limit:
+            raise CheckpointError(f"tensor {name} has values that are not within 0..{limit - 1}")
+        if self.shard.world > 1:
+            self.account.add(name, values.nbytes, values.nbytes, [values])
+        return extended(self._backend).integers(values.astype(np.int32))
 
     def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
         columns = []
@@ -441,6 +461,12 @@ class DummyWeights:
 
     def choose(self, names: Sequence[str]) -> str:
         return names[0]
+
+    def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
+        rows, columns = shape
+        first = np.random.default_rng(next(self._seeds)).integers(0, limit, (rows, 1))
+        values = (first + np.arange(columns)) % limit
+        return extended(self._backend).integers(values.astype(np.int32))
 
     def ignore(self, pattern: str) -> None:
         """There are no tensors to ignore."""

@@ -299,11 +299,11 @@ class CpuBackend(CpuExtended):
             0, 0, 0, 0, raw.address, raw.stride, self._panels.address, self._panels.stride,
             0, 0, 0.0, 0, 0,
         )  # fmt: skip
-        moe_kernels.route_sigmoid(
-            raw.address, raw.stride, rows.count, routing.experts, routing.bias.address,
-            routing.top, int(routing.normalise), routing.scale,
-            raw.address + 4 * padded(routing.experts), routes.handle.ids, routes.handle.weights,
-            routes.handle.gaps,
+        moe_kernels.route(
+            raw.address, raw.stride, rows.count, routing.experts, int(routing.scores),
+            address_of(routing.bias), address_of(routing.table), rows.handle.tokens, routing.top,
+            int(routing.normalise), routing.scale, raw.address + 4 * padded(routing.experts),
+            routes.handle.ids, routes.handle.weights, routes.handle.gaps,
         )  # fmt: skip
 
     def moe(
@@ -336,10 +336,11 @@ class CpuBackend(CpuExtended):
             experts.intermediate, gate_up.depth, raw.address, raw.stride, act.address, act.stride,
             down.dot, *down.weights, x.width, down.depth, result.address, result.stride,
             self._panels.address, self._panels.stride,
-            experts.limit,
+            experts.limit, choice.weights if experts.weigh_inside else 0, order,
         )  # fmt: skip
         moe_kernels.combine(
-            result.address, result.stride, place, choice.weights, top, rows.count,
+            result.address, result.stride, place,
+            0 if experts.weigh_inside else choice.weights, top, rows.count,
             0 if shared is None else shared.address, 0 if shared is None else shared.stride,
             x.width, out.address, out.stride, sums.address, int(add),
         )  # fmt: skip

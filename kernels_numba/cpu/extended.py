@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kernels_numba.backend import Attention, Norm, Rows, head_width
+import numpy as np
+
+from kernels_numba.backend import Attention, I32Array, Norm, Rows, head_width
 from kernels_numba.cpu import conv as conv_kernels
 from kernels_numba.cpu import delta as delta_kernels
 from kernels_numba.cpu import rotary as rotary_kernels
@@ -125,6 +127,9 @@ class CpuExtended(CpuLatents, CpuHyper, CpuTables):
             x.address, x.stride, rows.count, gate.address, gate.stride, norm.weight.address, heads,
             norm.weight.width, norm.eps, int(silu), out.address, out.stride,
         )  # fmt: skip
+
+    def integers(self, values: I32Array) -> Block:
+        return Block(np.ascontiguousarray(values))
 
     def copy(self, rows: Rows, x: Block, out: Block, *, at: int = 0) -> None:
         out.array[: rows.count, at : at + x.width] = x.array[: rows.count, : x.width]

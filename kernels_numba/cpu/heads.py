@@ -7,20 +7,25 @@ import numpy as np
 from kernels_numba.cpu.pointers import view_f32, view_i32
 from kernels_numba.cpu.rows import copy_row
 from kernels_numba.cpu.scalar import fma32
-from kernels_numba.jit import kernel, prange
+from kernels_numba.cpu.tiles import dot_line
+from kernels_numba.jit import get_thread_id, kernel, prange
+from kernels_numba.weights import Form
+
+F32 = int(Form.F32)
 
 
 @kernel(parallel=True)
 def rotate_heads(
     x: int, x_stride: int, rows: int, positions: int, heads: int, head_bytes: int, at: int,
-    half: int, pairs: int, inverse: int, angles: int,
+    half: int, pairs: int, inverse: int, every: int, angles: int,
 ) -> None:  # fmt: skip
-    """Turn 2 · half values of each head, `at` bytes into it, by the angles of the row's position.
+    """Turn 2 · half values of each head, `at` bytes into it, by the angles of the row's position,
+    or of the first position of its group of `every`.
 
     `pairs`: values 2i and 2i + 1 turn together, else i and half + i. `inverse` turns back.
     """
     for r in prange(rows):
-        position = view_i32(positions, rows)[r]
+        position = view_i32(positions, rows)[r] // every * every
         cos = view_f32(angles + position * half * 8, half)
         sin = view_f32(angles + position * half * 8 + 4 * half, half)
         for h in range(heads):
@@ -75,12 +80,36 @@ def layer_norm(
 @kernel()
 def store_rows(
     x: int, x_stride: int, rows: int, positions: int, slots: int, tables: int, table_width: int,
-    width: int, block_rows: int, store: int, line: int,
+    every: int, width: int, block_rows: int, store: int, line: int,
 ) -> None:  # fmt: skip
-    """Row r to the place of its position in its slot's blocks."""
+    """Row r, if it is the last of a group of `every`, to the group's place in its slot's blocks."""
     for r in range(rows):
         position = view_i32(positions, rows)[r]
-        entry = view_i32(slots, rows)[r] * table_width + position // block_rows
-        block = view_i32(tables, entry + 1)[entry]
-        place = block * block_rows + position % block_rows
-        copy_row(x + r * x_stride, store + place * line, width)
+        if (position + 1) % every == 0:
+            group = position // every
+            entry = view_i32(slots, rows)[r] * table_width + group // block_rows
+            block = view_i32(tables, entry + 1)[entry]
+            place = block * block_rows + group % block_rows
+            copy_row(x + r * x_stride, store + place * line, width)
+
+
+@kernel()
+def _norm_head(x: int, width: int, eps: float, scratch: int) -> None:
+    dot_line(F32, x, 0, 0, 0, x, 0, 0, 0, 0, width, scratch, 0)
+    mean = np.float32(view_f32(scratch, 1)[0] / np.float32(width))
+    inverse = np.float32(np.float32(1.0) / np.sqrt(mean + np.float32(eps)))
+    value = view_f32(x, width)
+    for i in range(width):
+        value[i] = value[i] * inverse
+
+
+@kernel(parallel=True)
+def norm_heads(
+    x: int, x_stride: int, rows: int, heads: int, width: int, eps: float, scratch: int,
+    scratch_stride: int,
+) -> None:  # fmt: skip
+    """Divide each head of whole vectors by its root mean square, in place."""
+    for r in prange(rows):
+        for h in range(heads):
+            _norm_head(x + r * x_stride + 4 * h * width, width, eps,
+                       scratch + get_thread_id() * scratch_stride)  # fmt: skip

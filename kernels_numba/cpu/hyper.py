@@ -49,34 +49,38 @@ def _sinkhorn(comb: int, n: int, eps: float, iterations: int) -> None:
 @kernel()
 def _mix_row(
     streams: int, raw: int, n: int, width: int, base: int, scale: int, norm_eps: float, eps: float,
-    iterations: int, mixes: int,
+    iterations: int, spreads: int, mixes: int,
 ) -> None:  # fmt: skip
-    m = view_f32(mixes, 2 * n + n * n)
-    source = view_f32(raw, 2 * n + n * n)
-    shift = view_f32(base, 2 * n + n * n)
+    count = 2 * n + n * n if spreads != 0 else n
+    m = view_f32(mixes, count)
+    source = view_f32(raw, count)
+    shift = view_f32(base, count)
     factor = view_f32(scale, 3)
     dot_line(F32, streams, 0, 0, 0, streams, 0, 0, 0, 0, n * width, mixes, 0)
     mean = np.float32(m[0] / np.float32(n * width))
     inverse = np.float32(_ONE / np.sqrt(mean + np.float32(norm_eps)))
-    for i in range(2 * n + n * n):
+    for i in range(count):
         part = min(i // n, 2)
         m[i] = source[i] * inverse * factor[part] + shift[i]
     for i in range(n):
         m[i] = sigmoid32(m[i]) + np.float32(eps)
-        m[n + i] = np.float32(2.0) * sigmoid32(m[n + i])
-    _sinkhorn(mixes + 8 * n, n, eps, iterations)
+    if spreads != 0:
+        for i in range(n, 2 * n):
+            m[i] = np.float32(2.0) * sigmoid32(m[i])
+        _sinkhorn(mixes + 8 * n, n, eps, iterations)
 
 
 @kernel(parallel=True)
 def hyper_mix(
     streams: int, stream_stride: int, raw: int, raw_stride: int, rows: int, n: int, width: int,
-    base: int, scale: int, norm_eps: float, eps: float, iterations: int, mixes: int,
+    base: int, scale: int, norm_eps: float, eps: float, iterations: int, spreads: int, mixes: int,
     mix_stride: int,
 ) -> None:  # fmt: skip
-    """mixes[r] = [pre n | post n | comb n × n] of raw = fn · streams, by the streams' own RMS."""
+    """mixes[r] = [pre n | post n | comb n × n] of raw = fn · streams, by the streams' own RMS; of a
+    site that does not spread [pre n]."""
     for r in prange(rows):
         _mix_row(streams + r * stream_stride, raw + r * raw_stride, n, width, base, scale, norm_eps,
-                 eps, iterations, mixes + r * mix_stride)  # fmt: skip
+                 eps, iterations, spreads, mixes + r * mix_stride)  # fmt: skip
 
 
 @kernel(parallel=True)

@@ -22,7 +22,7 @@ class CpuHyper:
         hyper_kernels.hyper_mix(
             streams.address, streams.stride, raw.address, raw.stride, rows.count, site.streams,
             site.width, site.base.address, site.scale.address, site.norm_eps, site.eps,
-            site.iterations, mixes.address, mixes.stride,
+            site.iterations, int(site.spreads), mixes.address, mixes.stride,
         )  # fmt: skip
 
     def hyper_collapse(

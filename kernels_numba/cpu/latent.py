@@ -16,6 +16,26 @@ TASK_HEADS = 16
 """Heads of one task: few rows are shared out to threads by heads."""
 
 
+@kernel()
+def gathered_span(
+    query: int, group: int, first: int, count: int, chosen: int, table: int, block_rows: int,
+    store: int, line: int, padded: int, value_padded: int, scale: float, scores: int, gathered: int,
+    state: int,
+) -> None:  # fmt: skip
+    """Rows first … first + count − 1 of a slot's blocks, or of those that int32 `chosen` names
+    where it is not 0, for `group` heads: scores, softmax and weighted values."""
+    blocks = view_i32(table, 1)
+    for j in range(count):
+        at = first + j
+        if chosen != 0:
+            at = view_i32(chosen, at + 1)[at]
+        place = blocks[at // block_rows] * block_rows + at % block_rows
+        copy_row(store + place * line, gathered + 4 * padded * j, padded)
+    score_run(query, group, padded, gathered, 4 * padded, count, scores)
+    begin_span(scores, group, count, scale, value_padded, state)
+    value_run(scores, group, gathered, 4 * padded, count, value_padded, state)
+
+
 @kernel(parallel=True)
 def attend_latent(
     queries: int, query_stride: int, rows: int, positions: int, slots: int, tables: int,
@@ -36,22 +56,17 @@ def attend_latent(
         mine = scratch + get_thread_id() * scratch_stride
         scores = mine + 2 * state_bytes
         gathered = scores + 4 * TASK_HEADS * SPAN
-        table = view_i32(tables + 4 * table_width * view_i32(slots, rows)[r], table_width)
+        table = tables + 4 * table_width * view_i32(slots, rows)[r]
         total = view_i32(positions, rows)[r] + 1
         if selected != 0:
             total = view_i32(counts, rows)[r]
-        chosen = view_i32(selected + 4 * top * r if selected != 0 else positions, total)
+        chosen = selected + 4 * top * r if selected != 0 else 0
         query = queries + r * query_stride + 4 * head * padded
         for first in range(0, total, SPAN):
-            count = min(SPAN, total - first)
-            for j in range(count):
-                at = chosen[first + j] if selected != 0 else first + j
-                place = table[at // block_rows] * block_rows + at % block_rows
-                copy_row(store + place * line, gathered + 4 * padded * j, padded)
             state = mine if first == 0 else mine + state_bytes
-            score_run(query, group, padded, gathered, 4 * padded, count, scores)
-            begin_span(scores, group, count, scale, value_padded, state)
-            value_run(scores, group, gathered, 4 * padded, count, value_padded, state)
+            gathered_span(query, group, first, min(SPAN, total - first), chosen, table, block_rows,
+                          store, line, padded, value_padded, scale, scores, gathered,
+                          state)  # fmt: skip
             if first > 0:
                 merge(mine, state, group, value_padded)
         write_heads(mine, group, value_padded, value_dim, 0,

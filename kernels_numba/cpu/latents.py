@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_numba.backend import I32Array, Norm, Rows
+from kernels_numba.cpu import entries as entry_kernels
 from kernels_numba.cpu import grouped as grouped_kernels
 from kernels_numba.cpu import heads as head_kernels
 from kernels_numba.cpu import index as index_kernels
 from kernels_numba.cpu import latent as latent_kernels
 from kernels_numba.cpu import pool as pool_kernels
+from kernels_numba.cpu import rounding as round_kernels
 from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import Block, padded
 from kernels_numba.cpu.norm import rms_rows
@@ -17,7 +19,17 @@ from kernels_numba.cpu.row_handle import RowHandle
 from kernels_numba.cpu.scratch import Scratch
 from kernels_numba.cpu.span import SPAN
 from kernels_numba.cpu.store import CpuStore
-from kernels_numba.extended import Candidates, Index, LatentAttention, Rotation, Selection
+from kernels_numba.extended import (
+    Candidates,
+    Entries,
+    EntryAttention,
+    Index,
+    LatentAttention,
+    Pooling,
+    Rotation,
+    Rounding,
+    Selection,
+)
 from kernels_numba.weights import VECTOR
 
 
@@ -57,9 +69,24 @@ class CpuLatents:
         turn = rotation
         head_kernels.rotate_heads(
             x.address, x.stride, rows.count, rows.handle.metadata[0], turn.heads,
-            4 * turn.width, 4 * turn.at, turn.half, int(turn.pairs), int(inverse),
+            4 * turn.width, 4 * turn.at, turn.half, int(turn.pairs), int(inverse), turn.every,
             turn.angles.address,
         )  # fmt: skip
+
+    def norm_heads(self, rows: Rows, x: Block, heads: int, eps: float) -> None:
+        width = x.width // heads
+        scratch = self._scratch.floats(VECTOR)
+        head_kernels.norm_heads(
+            x.address, x.stride, rows.count, heads, width, eps, scratch.address, scratch.stride
+        )
+
+    def round_rows(self, rows: Rows, x: Block, rounding: Rounding) -> None:
+        round_kernels.round_rows(
+            x.address, x.stride, rows.count, int(rounding.code), rounding.width, rounding.block
+        )
+
+    def hadamard(self, rows: Rows, x: Block, heads: int) -> None:
+        round_kernels.hadamard(x.address, x.stride, rows.count, heads, x.width // heads)
 
     def copy_heads(
         self,
@@ -76,11 +103,11 @@ class CpuLatents:
             out.address, out.stride, 4 * target[0], 4 * target[1],
         )  # fmt: skip
 
-    def store_rows(self, rows: Rows, x: Block, store: CpuStore) -> None:
+    def store_rows(self, rows: Rows, x: Block, store: CpuStore, *, every: int = 1) -> None:
         handle: RowHandle = rows.handle
         block_rows, line = store.lines
         head_kernels.store_rows(
-            x.address, x.stride, rows.count, *handle.metadata, store.width, block_rows,
+            x.address, x.stride, rows.count, *handle.metadata, every, store.width, block_rows,
             store.address, line,
         )  # fmt: skip
 
@@ -161,14 +188,39 @@ class CpuLatents:
             store.address, line, out.address, out.stride, scratch.address, scratch.stride,
         )  # fmt: skip
 
-    def pool_keys(
-        self, rows: Rows, kg: Block, bias: Block, every: int, ring: CpuStore, store: CpuStore
+    def attend_entries(
+        self,
+        rows: Rows,
+        queries: Block,
+        attention: EntryAttention,
+        kv: Block,
+        ring: CpuStore,
+        entries: Entries | None,
+        out: Block,
     ) -> None:
         handle: RowHandle = rows.handle
-        block_rows, line = store.lines
-        pool_kernels.pool_keys(
-            kg.address, kg.stride, rows.count, *handle.metadata, handle.starts_at, every,
-            store.width, bias.address, ring.address, *ring.lines, block_rows, store.address, line,
+        width, heads = attention.width, latent_kernels.TASK_HEADS
+        every, chosen, place = 0, (0, 0, 0), (1, 0, 0)
+        if entries is not None:
+            store: CpuStore = entries.store
+            every, place = entries.every, (store.lines[0], store.address, store.lines[1])
+            chosen = (0, 0, 0) if entries.selection is None else entries.selection.handle
+        scratch = self._scratch.floats(2 * heads * (width + VECTOR) + SPAN * (heads + width))
+        entry_kernels.attend_entries(
+            queries.address, queries.stride, rows.count, *handle.metadata, handle.starts_at,
+            handle.ends_at if attention.both_ways else 0, attention.heads, width, attention.scale,
+            attention.window, kv.address, kv.stride, ring.address, *ring.lines, every, *chosen,
+            *place, 0 if attention.sinks is None else attention.sinks.address, out.address,
+            out.stride, scratch.address, scratch.stride,
+        )  # fmt: skip
+
+    def pool_rows(self, rows: Rows, x: Block, pooling: Pooling, ring: CpuStore, out: Block) -> None:
+        handle: RowHandle = rows.handle
+        positions, slots, _, _ = handle.metadata
+        pool_kernels.pool_rows(
+            x.address, x.stride, rows.count, positions, slots, handle.starts_at, pooling.every,
+            pooling.parts, pooling.width, pooling.bias.address, ring.address, *ring.lines,
+            out.address, out.stride,
         )  # fmt: skip
 
     def unfold(self, rows: Rows, pools: Selection, every: int, out: Selection) -> None:

@@ -1,4 +1,4 @@
-"""Index keys of several tokens each: pooled when the last token comes, unfolded when selected."""
+"""Rows that several tokens share: pooled when the last token comes, unfolded when selected."""
 
 from __future__ import annotations
 
@@ -9,54 +9,70 @@ from kernels_numba.cpu.scalar import exp32, fma32
 from kernels_numba.jit import kernel, prange
 
 
+@kernel(inline=True)
+def _source(
+    row: int, row_stride: int, back: int, position: int, fresh: int, ring: int, ring_rows: int,
+    ring_stride: int,
+) -> int:  # fmt: skip
+    """Where the row `back` positions before `position` lies: in the step, whose `row` is that of
+    `position`, or in the ring."""
+    at = position - back
+    if at < fresh:
+        return ring + at % ring_rows * ring_stride
+    return row - back * row_stride
+
+
 @kernel()
 def _pool_row(
     row: int, row_stride: int, ring: int, ring_rows: int, ring_stride: int, position: int,
-    fresh: int, every: int, dim: int, bias: int, out: int,
+    fresh: int, every: int, parts: int, dim: int, bias: int, out: int,
 ) -> None:  # fmt: skip
-    """Per channel: softmax over the pool's tokens of gate + bias, weighting their keys. `row` is
-    the last token's [key | gate]; tokens before `fresh` are in the ring."""
+    """Per channel: softmax over the slots of gate + bias, weighting their values. Slot (part, t) is
+    part `part` of the row [values · parts | gates · parts] of token t of a group: the last part of
+    the group that ends with `row`, the one before of the group before. Tokens before `fresh` are in
+    the ring."""
     target = view_f32(out, dim)
+    top = np.empty(dim, np.float32)
+    total = np.zeros(dim, np.float32)
     for c in range(dim):
-        top = np.float32(-np.inf)
-        for t in range(every):
-            at = position - (every - 1) + t
-            source = row - (position - at) * row_stride
-            if at < fresh:
-                source = ring + at % ring_rows * ring_stride
-            gate = view_f32(source, 2 * dim)[dim + c] + view_f32(bias + 4 * dim * t, dim)[c]
-            top = max(top, gate)
-        total = np.float32(0.0)
-        value = np.float32(0.0)
-        for t in range(every):
-            at = position - (every - 1) + t
-            source = row - (position - at) * row_stride
-            if at < fresh:
-                source = ring + at % ring_rows * ring_stride
-            held = view_f32(source, 2 * dim)
-            weight = exp32(held[dim + c] + view_f32(bias + 4 * dim * t, dim)[c] - top)
-            total += weight
-            value = fma32(weight, held[c], value)
-        target[c] = value / total
+        top[c] = -np.inf
+        target[c] = np.float32(0.0)
+    slots = min(parts * every, (position + 1) // every * every)
+    for back in range(slots - 1, -1, -1):
+        part = parts - 1 - back // every
+        held = _source(row, row_stride, back, position, fresh, ring, ring_rows, ring_stride)
+        gate = view_f32(held + 4 * (parts + part) * dim, dim)
+        shift = view_f32(bias + 4 * dim * (parts * (every - 1 - back % every) + part), dim)
+        for c in range(dim):
+            top[c] = max(top[c], gate[c] + shift[c])
+    for back in range(slots - 1, -1, -1):
+        part = parts - 1 - back // every
+        held = _source(row, row_stride, back, position, fresh, ring, ring_rows, ring_stride)
+        value = view_f32(held + 4 * part * dim, dim)
+        gate = view_f32(held + 4 * (parts + part) * dim, dim)
+        shift = view_f32(bias + 4 * dim * (parts * (every - 1 - back % every) + part), dim)
+        for c in range(dim):
+            weight = exp32(gate[c] + shift[c] - top[c])
+            total[c] += weight
+            target[c] = fma32(weight, value[c], target[c])
+    for c in range(dim):
+        target[c] = target[c] / total[c]
 
 
 @kernel(parallel=True)
-def pool_keys(
-    kg: int, kg_stride: int, rows: int, positions: int, slots: int, tables: int, table_width: int,
-    starts: int, every: int, dim: int, bias: int, ring: int, ring_rows: int, ring_stride: int,
-    block_rows: int, store: int, line: int,
+def pool_rows(
+    x: int, x_stride: int, rows: int, positions: int, slots: int, starts: int, every: int,
+    parts: int, dim: int, bias: int, ring: int, ring_rows: int, ring_stride: int, out: int,
+    out_stride: int,
 ) -> None:  # fmt: skip
-    """Rows that complete a pool of `every` tokens put its key to its place in the slot's blocks."""
+    """out[r] = what row r's group leaves, of rows that complete a group of `every` tokens."""
     for r in prange(rows):
         position = view_i32(positions, rows)[r]
         if (position + 1) % every == 0:
-            slot = view_i32(slots, rows)[r]
-            entry = position // every
-            block = view_i32(tables + 4 * table_width * slot, table_width)[entry // block_rows]
-            _pool_row(kg + r * kg_stride, kg_stride, ring + slot * ring_rows * ring_stride,
-                      ring_rows, ring_stride, position,
-                      position - (r - view_i32(starts, rows)[r]), every, dim, bias,
-                      store + (block * block_rows + entry % block_rows) * line)  # fmt: skip
+            own_ring = ring + view_i32(slots, rows)[r] * ring_rows * ring_stride
+            _pool_row(x + r * x_stride, x_stride, own_ring, ring_rows, ring_stride, position,
+                      position - (r - view_i32(starts, rows)[r]), every, parts, dim, bias,
+                      out + r * out_stride)  # fmt: skip
 
 
 @kernel()

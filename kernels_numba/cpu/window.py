@@ -30,7 +30,7 @@ def _run(
 
 
 @kernel()
-def _window_span(
+def window_span(
     query: int, group: int, first: int, last: int, fresh: int, kv: int, kv_stride: int, ring: int,
     ring_rows: int, ring_stride: int, key_at: int, value_at: int, padded: int, value_padded: int,
     scale: float, scores: int, state: int,
@@ -79,11 +79,11 @@ def attend_window(
         place = mine
         while first < length:
             last = min((first // SPAN + 1) * SPAN, length)
-            _window_span(queries + r * query_stride + 4 * h * group * padded, group, first, last,
-                         fresh, kv + begin * kv_stride, kv_stride, slot_ring, ring_rows,
-                         ring_stride, 4 * h * key_width,
-                         4 * (kv_heads * key_width + h * value_width), padded, value_padded, scale,
-                         mine + 2 * heads_bytes, place)  # fmt: skip
+            window_span(queries + r * query_stride + 4 * h * group * padded, group, first, last,
+                        fresh, kv + begin * kv_stride, kv_stride, slot_ring, ring_rows,
+                        ring_stride, 4 * h * key_width,
+                        4 * (kv_heads * key_width + h * value_width), padded, value_padded, scale,
+                        mine + 2 * heads_bytes, place)  # fmt: skip
             if place != mine:
                 merge(mine, place, group, value_padded)
             place = mine + heads_bytes

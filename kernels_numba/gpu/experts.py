@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernels_numba.backend import Experts, Routing
+from kernels_numba.backend import Experts, Routing, Scores
 from kernels_numba.gpu import wide
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.kernels import Kernels
@@ -65,6 +65,8 @@ class Mixture:
                 f"{routing.top} of {routing.experts} experts: at most {MOST_TOP} of {MOST_EXPERTS}"
             )
             raise ValueError(message)
+        if routing.bias is None or routing.table is not None or routing.scores != Scores.SIGMOID:
+            raise ValueError("a router that is not a biased sigmoid is not on this device yet")
         self._scores = _room(self._scores, self._capacity, routing.experts, wide=True)
         source = self._project.input(count, x, None)
         self._project.plain(count, source, routing.gate, self._scores)

@@ -9,7 +9,7 @@ from dgpp.models.layers.workspace import Workspace
 from dgpp.models.sources import Linear, WeightSource
 from dgpp.state.declaration import PagedRows, Ring
 from kernels_numba.backend import Norm, Rows, Tensor
-from kernels_numba.extended import ExtendedBackend, Index, Rotation, Selection
+from kernels_numba.extended import ExtendedBackend, Index, Pooling, Rotation, Selection
 
 KEY_EPS = 1e-6
 """Of the keys' layer norm."""
@@ -143,6 +143,8 @@ class PoolIndexer(_Scores):
         assert isinstance(state, tuple), "a pool indexer keeps pools and a ring"
         self._ops = ops
         self._store, self._ring = state
+        shape = self._shape
+        self._pooling = Pooling(shape.dim, shape.every, 1, self._places)
         self._pools = ops.selection(self._index.top)
 
     def forward(
@@ -162,7 +164,8 @@ class PoolIndexer(_Scores):
         ops.linear(rows, normed, self._gate, gate)
         ops.copy(rows, key, pair)
         ops.copy(rows, gate, pair, at=self._shape.dim)
-        ops.pool_keys(rows, pair, self._places, every, self._ring, self._store)
+        ops.pool_rows(rows, pair, self._pooling, self._ring, key)
+        ops.store_rows(rows, key, self._store, every=every)
         ops.ring_write(rows, pair, self._ring)
         ops.linear(rows, ranked, self._queries, queries, norm=norm)
         ops.linear(rows, normed, self._weights, weights)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kernel_oracles import CAPACITY, bf16_rows, close, random_part, rows_of, tensor_of
 
-from kernels_numba.backend import Experts, Routing
+from kernels_numba.backend import Experts, Routing, Scores
 from kernels_numba.weights import Form
 
 EXPERTS, TOP, HIDDEN, INNER = 8, 4, 64, 32
@@ -63,6 +65,44 @@ def test_moe_is_the_weighted_sum_of_its_experts(backend, form, count, add) -> No
             g, u = sides[2 * e] @ row, sides[2 * e + 1] @ row
             total = total + weight * (downs[e] @ (g / (1 + np.exp(-g)) * u))
         close(backend, got[r], total)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_other_scores_tables_and_weights_inside(extended, named) -> None:
+    routing, experts, gate, bias, (sides, downs) = make(extended, Form.BF16)
+    rng = np.random.default_rng(4)
+    x = bf16_rows(rng, 9, HIDDEN)
+    table = np.stack([rng.permutation(EXPERTS)[:TOP] for _ in range(9)]).astype(np.int32)
+    routing = replace(
+        routing,
+        scores=Scores.SQRT_SOFTPLUS,
+        bias=None if named else routing.bias,
+        table=extended.integers(table) if named else None,
+    )
+    experts = replace(experts, weigh_inside=True)
+    rows, routes = extended.rows(2, 4), extended.routes(TOP)
+    rows.count = 9
+    rows.tokens[:9] = np.arange(9)[::-1]
+    extended.begin(rows)
+    source, out = tensor_of(extended, x), extended.tensor(HIDDEN, wide=True)
+    extended.route(rows, source, routing, routes)
+    extended.moe(rows, source, experts, routes, None, out, add=False)
+    ids, given = extended.read_routes(routes, 9)
+    got = extended.read(out, 9)
+    for r in range(9):
+        row = x[r].astype(np.float64)
+        score = np.sqrt(np.log1p(np.exp(gate @ row)))
+        chosen = np.sort(np.argsort(-(score + bias), kind="stable")[:TOP])
+        if named:
+            chosen = np.sort(table[8 - r])
+        weights = score[chosen] / (score[chosen].sum() + 1e-20) * 2.5
+        np.testing.assert_array_equal(ids[r], chosen)
+        np.testing.assert_allclose(given[r], weights, rtol=1e-5)
+        total = np.zeros(HIDDEN)
+        for e, weight in zip(chosen, weights, strict=True):
+            g, u = sides[2 * e] @ row, sides[2 * e + 1] @ row
+            total = total + downs[e] @ (weight * (g / (1 + np.exp(-g)) * u))
+        close(extended, got[r], total)
 
 
 def test_equal_scores_go_to_the_lower_expert(backend) -> None:

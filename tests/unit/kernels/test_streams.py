@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_oracles import CAPACITY, random_part
 
-from kernels_numba.extended import HyperSite, StreamGate
+from kernels_numba.extended import HyperSite, Pooling, StreamGate
 from kernels_numba.weights import Form
 
 N, WIDTH = 4, 48
@@ -96,17 +96,40 @@ def test_channel_gates(extended) -> None:
     np.testing.assert_allclose(extended.read(beta, count), sigmoid(b), rtol=1e-5)
 
 
+def test_a_site_that_only_collapses(extended) -> None:
+    part, fn = random_part(Form.F32, N, N * WIDTH, 3)
+    rng = np.random.default_rng(4)
+    base, scale = (rng.standard_normal(n).astype(np.float32) for n in (N, 1))
+    site = HyperSite(
+        extended.matrix([part]), extended.vector(base), extended.vector(scale), N, WIDTH, 1e-5,
+        1e-6, 0, spreads=False,
+    )  # fmt: skip
+    x = rng.standard_normal((3, N * WIDTH)).astype(np.float32)
+    rows = extended.rows(1, 1)
+    rows.count = 3
+    extended.begin(rows)
+    streams = tensor_of(extended, x)
+    raw, mixes = (extended.tensor(n, wide=True) for n in (site.mixes, N))
+    extended.linear(rows, streams, site.fn, raw)
+    extended.hyper_mix(rows, streams, site, raw, mixes)
+    spread = np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5)
+    wanted = sigmoid(x @ fn.T / spread * scale + base) + 1e-6
+    np.testing.assert_allclose(extended.read(mixes, 3), wanted, rtol=2e-5)
+
+
 TOKENS, BLOCK, EVERY, DIM = 150, 16, 4, 24
 
 
-@pytest.mark.parametrize("step", [1, 6, CAPACITY])
-def test_pools_are_made_when_their_last_token_comes(extended, step) -> None:
+@pytest.mark.parametrize(("step", "parts"), [(1, 1), (6, 2), (CAPACITY, 1), (CAPACITY, 2), (1, 2)])
+def test_pools_are_made_when_their_last_token_comes(extended, step, parts) -> None:
     rng = np.random.default_rng(6)
-    kg = rng.standard_normal((TOKENS, 2 * DIM)).astype(np.float32)
-    bias = rng.standard_normal((EVERY, DIM)).astype(np.float32)
+    width = parts * DIM
+    kg = rng.standard_normal((TOKENS, 2 * width)).astype(np.float32)
+    bias = rng.standard_normal((EVERY, width)).astype(np.float32)
     store = extended.store(30, BLOCK // EVERY, DIM)
-    ring = extended.store(3, EVERY - 1, 2 * DIM, wide=True)
-    tensor, vector = extended.tensor(2 * DIM, wide=True), extended.vector(bias)
+    pooling = Pooling(DIM, EVERY, parts, extended.vector(bias))
+    ring = extended.store(3, pooling.history, 2 * width, wide=True)
+    tensor, pooled = (extended.tensor(n, wide=True) for n in (2 * width, DIM))
     rows = extended.rows(3, 10)
     rows.tables[2] = np.arange(10)[::-1]
     for first in range(0, TOKENS, step):
@@ -115,12 +138,20 @@ def test_pools_are_made_when_their_last_token_comes(extended, step) -> None:
         rows.positions[: rows.count] = np.arange(first, first + rows.count)
         extended.begin(rows)
         extended.write(tensor, kg[first : first + rows.count])
-        extended.pool_keys(rows, tensor, vector, EVERY, ring, store)
+        extended.pool_rows(rows, tensor, pooling, ring, pooled)
+        extended.store_rows(rows, pooled, store, every=EVERY)
         extended.ring_write(rows, tensor, ring)
     for pool in range(TOKENS // EVERY):
-        tokens = kg[EVERY * pool : EVERY * pool + EVERY].astype(np.float64)
-        weight = np.exp(tokens[:, DIM:] + bias)
-        wanted = (weight / weight.sum(0) * tokens[:, :DIM]).sum(0)
+        values, gates = np.zeros((0, DIM)), np.zeros((0, DIM))
+        for part in range(parts):
+            group = pool - (parts - 1 - part)
+            if group >= 0:
+                tokens = kg[EVERY * group : EVERY * group + EVERY].astype(np.float64)
+                own = slice(part * DIM, part * DIM + DIM)
+                values = np.concatenate([values, tokens[:, :width][:, own]])
+                gates = np.concatenate([gates, tokens[:, width:][:, own] + bias[:, own]])
+        weight = np.exp(gates)
+        wanted = (weight / weight.sum(0) * values).sum(0)
         got = store.array[9 - pool // 4, pool % 4, :DIM]
         np.testing.assert_allclose(got, wanted, atol=2e-6)
 
