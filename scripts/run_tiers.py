@@ -1,7 +1,8 @@
-"""Run the CPU tests tier by tier, each within its time budget, and close with one summary line.
+"""Run the CPU tests by tier, each within its time budget, and close with one summary line.
 
 usage: python scripts/run_tiers.py [--long]
 
+Tiers that keep one core busy run side by side, the others alone.
 A tier fails when a test fails or when it takes longer than its budget. Over budget it only warns
 when more than a fifth of the machine went to others meanwhile (other programs, or the host): then
 the clock says nothing about the tests.
@@ -16,13 +17,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TextIO
 from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parents[1]
-BUDGET_S = {"unit": 240, "parity": 120, "sim": 90, "e2e": 300, "compile": 180, "emulated": 180}
+BUDGET_S = {
+    "unit": 240,
+    "parity": 120,
+    "sim": 90,
+    "e2e": 300,
+    "compile": 180,
+    "emulated": 180,
+    "long": inf,
+}
 COMPILERS = ("g++", "clang++")
 EMULATED = {"DGPP_TEST_EMULATED": "1"}
 _FIXTURE = "tests/gpu/test_fixtures.py::test_a_fixture_is_as_near_as_bf16_allows"
@@ -38,6 +52,12 @@ MORE = {
 """What a tier runs beside its own folder."""
 NO_TESTS_COLLECTED = 5
 OVERLOAD = 0.2
+PHASES = (
+    (("unit", "sim"), ("emulated", "compile")),
+    (("parity", "e2e"),),
+)
+"""What runs when, every phase in lanes side by side: those that keep one core busy, then those
+whose kernels and processes want them all."""
 
 
 @dataclass
@@ -59,6 +79,16 @@ class Counts:
             self.passed += int(suite.get("tests", 0)) - failed - skipped
 
 
+@dataclass
+class Ran:
+    """What came of one tier."""
+
+    name: str
+    good: bool
+    wall_s: float
+    counts: Counts = field(default_factory=Counts)
+
+
 def busy_s() -> float:
     """Processor seconds spent by anybody, stolen ones included, since boot; 0 where unknown."""
     stat = Path("/proc/stat")
@@ -76,45 +106,75 @@ def own_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def run(name: str, targets: Iterable[str], marker: str, budget_s: float, counts: Counts) -> bool:
-    """One pytest run. True when its tests passed in time."""
+def run(name: str, targets: Iterable[str], marker: str, out: TextIO) -> Ran:
+    """One pytest run, its output to `out`."""
     environment = os.environ | (EMULATED if name == "emulated" else {})
-    print(f"--- {name}", flush=True)
-    start, busy, own = time.monotonic(), busy_s(), own_s()
+    print(f"--- {name}", file=out, flush=True)
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-m", marker, f"--junit-xml={report}"]
-        ended = subprocess.run([*command, *targets], cwd=ROOT, env=environment, check=False)
-        status = ended.returncode
-        counts.add(report)
-    wall = time.monotonic() - start
-    others = max(0.0, busy_s() - busy - (own_s() - own)) / (wall * (os.cpu_count() or 1))
-    print(f"--- {name}: {wall:.1f} s of {budget_s:.0f} s, {others:.0%} of the machine to others")
-    if wall > budget_s:
-        print(f"--- {name}: over budget" + (", on an overloaded machine" * (others > OVERLOAD)))
-    in_time = wall <= budget_s or others > OVERLOAD
-    return status in (0, NO_TESTS_COLLECTED) and in_time
+        ended = subprocess.run(
+            [*command, *targets], cwd=ROOT, env=environment, check=False, stdout=out
+        )
+        ran = Ran(name, ended.returncode in (0, NO_TESTS_COLLECTED), time.monotonic() - start)
+        ran.counts.add(report)
+    print(f"--- {name}: {ran.wall_s:.1f} s of {BUDGET_S[name]:.0f} s", file=out, flush=True)
+    return ran
+
+
+def run_lane(tiers: Sequence[str], out: TextIO) -> list[Ran]:
+    """The tiers one after the other."""
+    return [
+        run(tier, [f"tests/{tier}", *MORE.get(tier, [])], "not long and not bench", out)
+        for tier in tiers
+    ]
+
+
+def run_side_by_side(lanes: Sequence[Sequence[str]]) -> list[Ran]:
+    """Every lane in a thread of its own; what the later ones print comes when they have ended."""
+    busy, own, start = busy_s(), own_s(), time.monotonic()
+    with ThreadPoolExecutor(len(lanes)) as threads, ExitStack() as files:
+        outs = [sys.stdout, *(files.enter_context(TemporaryFile("w+")) for _ in lanes[1:])]
+        running = [threads.submit(run_lane, *job) for job in zip(lanes, outs, strict=True)]
+        ran = [tier for lane in running for tier in lane.result()]
+        for out in outs[1:]:
+            out.seek(0)
+            shutil.copyfileobj(out, sys.stdout)
+    machine = (time.monotonic() - start) * (os.cpu_count() or 1)
+    others = max(0.0, busy_s() - busy - (own_s() - own)) / machine
+    names = ", ".join(tier.name for tier in ran)
+    print(f"--- {names}: {others:.0%} of the machine to others", flush=True)
+    for tier in ran:
+        if tier.wall_s > BUDGET_S[tier.name]:
+            excuse = ", on an overloaded machine" * (others > OVERLOAD)
+            print(f"--- {tier.name}: over budget{excuse}", flush=True)
+            tier.good &= others > OVERLOAD
+    return ran
+
+
+def run_long(tiers: Sequence[str]) -> Ran:
+    targets = [f"tests/{tier}" for tier in tiers if tier != "emulated"]
+    return run("long", [*targets, "--timeout=3600"], "long", sys.stdout)
 
 
 def main() -> int:
-    long = sys.argv[1:] == ["--long"]
     tests = ROOT / "tests"
-    counts, good = Counts(), True
     tiers = [tier for tier in BUDGET_S if any((tests / tier).rglob("test_*.py"))]
-    for tier in [tier for tier in BUDGET_S if tier not in tiers]:
-        print(f"--- {tier}: no tests", flush=True)
     if not any(map(shutil.which, COMPILERS)):
         print(f"--- emulated: left out, it needs one of {', '.join(COMPILERS)}", flush=True)
         tiers.remove("emulated")
-    for tier in tiers:
-        marker = "not long and not bench"
-        targets = [f"tests/{tier}", *MORE.get(tier, [])]
-        good &= run(tier, targets, marker, BUDGET_S[tier], counts)
-    if long:
-        targets = [f"tests/{tier}" for tier in tiers if tier != "emulated"]
-        good &= run("long", [*targets, "--timeout=3600"], "long", float("inf"), counts)
-    print(f"{counts.passed} passed, {counts.failed} failed, {counts.skipped} skipped", flush=True)
-    return 0 if good and counts.passed and not counts.failed else 1
+    ran: list[Ran] = []
+    for lanes in PHASES:
+        here = [[tier for tier in lane if tier in tiers] for lane in lanes]
+        ran += run_side_by_side([lane for lane in here if lane])
+    if sys.argv[1:] == ["--long"]:
+        ran.append(run_long(tiers))
+    passed, failed, skipped = (
+        sum(getattr(tier.counts, kind) for tier in ran) for kind in ("passed", "failed", "skipped")
+    )
+    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+    return 0 if all(tier.good for tier in ran) and passed and not failed else 1
 
 
 if __name__ == "__main__":

@@ -38,14 +38,14 @@ def model_dir(tiny, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def talking(serve, model_dir):
+@pytest.fixture(scope="module")
+def talking(serve_module, model_dir):
     tokenizer = Tokenizer.load(model_dir)
     ids = [*tokenizer.encode(TEXT), min(tokenizer.stop_ids)]
-    return serve(script=[{"ids": ids, "per_step": [1, 5, 2]}], model=str(model_dir))
+    return serve_module(script=[{"ids": ids, "per_step": [1, 5, 2]}], model=str(model_dir))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(talking):
     with anthropic.Anthropic(base_url=talking.base, api_key="none", max_retries=0) as found:
         yield found

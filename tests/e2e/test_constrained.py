@@ -35,11 +35,11 @@ def model_dir(tiny, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def babbling(serve, model_dir):
+@pytest.fixture(scope="module")
+def babbling(serve_module, model_dir):
     """A server whose model says other things."""
     ids = Tokenizer.load(model_dir).encode("nothing of the kind, ever. ")
-    return serve(script=[{"ids": ids, "per_step": [2]}], model=str(model_dir))
+    return serve_module(script=[{"ids": ids, "per_step": [2]}], model=str(model_dir))
 
 
 def ask(server, **more):

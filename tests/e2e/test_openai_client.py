@@ -15,14 +15,14 @@ def tokenizer(tiny):
     return Tokenizer.load(tiny)
 
 
-@pytest.fixture
-def talking(serve, tokenizer):
+@pytest.fixture(scope="module")
+def talking(serve_module, tokenizer):
     """A server whose every choice says TEXT and ends."""
     ids = [*tokenizer.encode(TEXT), min(tokenizer.stop_ids)]
-    return serve(script=[{"ids": ids, "per_step": [1, 3, 2]}])
+    return serve_module(script=[{"ids": ids, "per_step": [1, 3, 2]}])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(talking):
     with openai.OpenAI(base_url=talking.base + "/v1", api_key="none", max_retries=0) as found:
         yield found
