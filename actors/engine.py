@@ -197,6 +197,7 @@ def build_engine(boot: Boot, collective: Collective | None = None) -> Engine:
         return ScriptedEngine(boot.limits, lines)
     if boot.backend in ("cpu", "cuda"):
         from dgpp.engine.model_engine import DummyModel, ModelEngine
+        from dgpp.models.forms import model_forms
 
         dummy = boot.settings.engine.load == "dummy"
         engine = ModelEngine(
@@ -207,6 +208,7 @@ def build_engine(boot: Boot, collective: Collective | None = None) -> Engine:
             device=boot.device,
             collective=collective,
             embed_sharding=boot.settings.engine.embed_sharding,
+            forms=model_forms(boot.settings.engine),
         )
         engine.warm_up()
         if boot.settings.engine.decode_graph:

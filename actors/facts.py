@@ -24,6 +24,8 @@ def facts(boot: Boot) -> dict[str, str]:
     }
     for name, value in msgspec.structs.asdict(boot.limits).items():
         found[f"limits.{name}"] = str(value)
+    if boot.settings.engine.draft_vocab:
+        found["draft_vocab"] = _sha(Path(boot.settings.engine.draft_vocab).expanduser())
     for name in _FILES:
         file = Path(boot.model_directory) / name
         if file.is_file():

@@ -25,6 +25,7 @@ from dgpp.engine.depth import pipeline_depth
 from dgpp.engine.room import Room, room_for
 from dgpp.engine.script import load_script, max_drafts
 from dgpp.errors import CheckpointError, ConfigError
+from dgpp.models.forms import model_forms
 from dgpp.models.plan import (
     MIB,
     MemoryPlan,
@@ -136,7 +137,7 @@ def memory_settings(settings: Settings, backend: str, *, unified: bool) -> Memor
         kv_capacity=engine.kv_capacity,
         candidates=engine.sampling_candidates,
         embed_sharding=engine.embed_sharding,
-        kv_dtype=engine.kv_dtype,
+        forms=model_forms(engine),
         backend=backend,
         unified=unified,
         depth=pipeline_depth(engine.pipeline_depth, backend),

@@ -322,8 +322,8 @@ class Backend(Protocol):
     def dummy(self, form: Form, rows: int, columns: int, seed: int) -> Matrix:
         """Seeded random weights [rows, columns], made where they lie."""
 
-    def rotary_table(self, angles: F32Array) -> Tensor:
-        """Cosines and sines of angles float32 [positions, rotated / 2]."""
+    def rotary_table(self, angles: F32Array, scale: float = 1.0) -> Tensor:
+        """Cosines and sines of angles float32 [positions, rotated / 2], times `scale`."""
 
     def plane(
         self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, value_dim: int = 0

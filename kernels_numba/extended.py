@@ -12,7 +12,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from kernels_numba.backend import Attention, Backend, I32Array, Matrix, Norm, Rows, Tensor
+from kernels_numba.backend import (
+    Attention,
+    Backend,
+    I32Array,
+    Logits,
+    Matrix,
+    Norm,
+    Rows,
+    Tensor,
+)
 from kernels_numba.tables import TableBackend
 
 
@@ -238,6 +247,12 @@ class Candidates:
 @runtime_checkable
 class ExtendedBackend(Backend, TableBackend, Protocol):
     """A backend that has these operations too."""
+
+    def take_rows(self, matrix: Matrix, index: I32Array) -> Matrix:
+        """A matrix of rows `index` of another one, in this order, copied."""
+
+    def spread_logits(self, few: Logits, count: int, ids: I32Array, out: Logits) -> None:
+        """out[r, ids[i]] = few[r, i] in the first `count` rows, −∞ elsewhere in them."""
 
     def split_rows(
         self, rows: Rows, qkv: Tensor, attention: Attention, queries: Tensor, kv: Tensor

@@ -116,6 +116,8 @@ LAYOUTS = {
     Form.MXFP8: Layout(Code.E4M3, Scale.E8M0, 32),
 }
 
+BF12_HEADER = 8
+"""Bytes planned for a BF12 row's header: what every row has, and one value that stands in it."""
 DUMMY_DEVIATION = 0.02
 """Standard deviation of random weights."""
 VECTOR = 16
@@ -255,4 +257,6 @@ def matrix_bytes(form: Form, rows: int, columns: int) -> int:
     if layout.scale is not Scale.NONE:
         lines = -(-rows // FP8_BLOCK_ROWS) if layout.grid else rows
         size += lines * layout.scales(padded) * layout.scale.dtype.itemsize
+    if form is Form.BF12:
+        size += BF12_HEADER * rows
     return size + 4 * rows * (layout.factor or layout.indexed)

@@ -120,6 +120,7 @@ def _check_devices(settings: Settings, reader: Reader) -> None:
 def _check_drafts(engine: EngineSettings, reader: Reader) -> None:
     drafter = bool(engine.dflash_model)
     _needs(engine.mtp or engine.mtp_depth == 1, reader, "mtp_depth", "mtp")
+    _needs(engine.mtp or not engine.draft_vocab, reader, "draft_vocab", "mtp")
     if drafter and engine.mtp:
         reader.fail("engine.dflash_model", "needs engine.mtp off")
     if engine.mtp_schedule:

@@ -248,7 +248,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "token"
     mtp_expert_format: Annotated[
         Literal["fp8", "bf16_fused", "bf16"],
-        _Drafts("form of the MTP layer's experts", now=LATER),
+        _Drafts("how the checkpoint stores the MTP layer's experts"),
     ] = "fp8"
     mtp_schedule: Annotated[
         bool, _Drafts("verify only drafts that are likely to pass", now=LATER)
@@ -270,9 +270,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     mtp_schedule_sampled_scale: Annotated[
         float, _Drafts("acceptance of sampled over greedy requests", 0, 1, now=LATER)
     ] = 0.93
-    draft_vocab: Annotated[
-        str, _Drafts(".npy file of token ids that drafts are limited to", now=LATER)
-    ] = ""
+    draft_vocab: Annotated[str, _Drafts(".npy file of token ids that drafts are limited to")] = ""
     lookup_draft: Annotated[
         bool, _Drafts("draft from the request's own text (greedy requests)", now=LATER)
     ] = False
@@ -326,16 +324,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool, _Forms("fetch the next chunk's table rows ahead", now=LATER)
     ] = True
     dense_weights: Annotated[
-        Literal["checkpoint", "fp8"], _Forms("form of dense projections", now=LATER)
+        Literal["checkpoint", "fp8"], _Forms("form of dense bf16 projections and head")
     ] = "checkpoint"
     bf16_weights: Annotated[
         Literal["checkpoint", "bf12", "bf12+bf16"],
-        _Forms("form of bf16 weights; bf12 is lossless", now=LATER),
+        _Forms("form of bf16 weights; bf12 is lossless"),
     ] = "checkpoint"
-    fp8_head: Annotated[Literal["gemv", "mma"], _Forms("kernel of an fp8 head", now=LATER)] = "gemv"
-    rope_scaling: Annotated[
-        RopeScaling | None, _Forms("longer context than the trained one", now=LATER)
-    ] = None
+    fp8_head: Annotated[Literal["gemv", "mma"], _Forms("kernel of an fp8 head")] = "gemv"
+    rope_scaling: Annotated[RopeScaling | None, _Forms("longer context than the trained one")] = (
+        None
+    )
 
     expert_gemm: Annotated[
         Literal["wide", "wide3", "wide4", "wide4r", "narrow"],

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
+from dgpp.checkpoint.draft_vocab import read_draft_vocab
 from dgpp.engine.agreement import require_one_model
 from dgpp.engine.backends import make_backend
 from dgpp.engine.base import EngineLimits, StepTrace
@@ -21,6 +22,7 @@ from dgpp.engine.row_selection import RowSelector, row_draw
 from dgpp.engine.sharded_selection import ShardedSelector, gather_slices
 from dgpp.errors import CheckpointError, NumericError
 from dgpp.models.account import Account
+from dgpp.models.forms import AS_STORED, ModelForms
 from dgpp.models.observer import Observer
 from dgpp.models.plan import row_capacity
 from dgpp.models.registry import Model, family_of
@@ -78,6 +80,7 @@ class ModelEngine:
     Loading binds every tensor before it reads one: CheckpointError names what does not fit.
     `threads` are the CPU backend's, `device` is the CUDA backend's.
     `drafts` loads the draft layers too (their numbers can be checked; they do not serve yet).
+    `forms` are those that the model is held in.
     `observer`, when set, sees each layer of every forward.
 
     With `collective`, which has joined, the engine is one rank of a world: every method but
@@ -96,6 +99,7 @@ class ModelEngine:
         device: int = 0,
         collective: Collective | None = None,
         embed_sharding: str = "replicated",
+        forms: ModelForms = AS_STORED,
     ) -> None:
         if isinstance(checkpoint, Path):
             checkpoint = Checkpoint(checkpoint)
@@ -106,7 +110,10 @@ class ModelEngine:
         shard = ALONE
         if collective is not None:
             shard = Shard(collective.rank, collective.world, embed_sharding == "vocab")
-        self.model, account = _load(checkpoint, self.backend, shard, drafts=drafts)
+        self.model, account = _load(checkpoint, self.backend, shard, forms, drafts=drafts)
+        if drafts and forms.draft_vocab:
+            path = Path(forms.draft_vocab).expanduser()
+            self.model.limit_drafts(read_draft_vocab(path, limits.vocab_size).tolist())
         if collective is not None:
             require_one_model(account, collective)
         self.pools = StatePools(
@@ -280,16 +287,22 @@ class ModelEngine:
 
 
 def _load(
-    checkpoint: Checkpoint | DummyModel, backend: Backend, shard: Shard, *, drafts: bool
+    checkpoint: Checkpoint | DummyModel,
+    backend: Backend,
+    shard: Shard,
+    forms: ModelForms,
+    *,
+    drafts: bool,
 ) -> tuple[Model, Account]:
     family = family_of(checkpoint.config)
-    config = family.parse(checkpoint.config)
+    config = family.settle(checkpoint.config, forms)
     if isinstance(checkpoint, DummyModel):
-        return family.build(config, DummyWeights(backend, shard), drafts=drafts), Account()
+        source = DummyWeights(backend, shard, forms=forms)
+        return family.build(config, source, drafts=drafts), Account()
     trial = Binding(checkpoint)
     family.build(config, CheckedWeights(trial, shard), drafts=drafts)
     trial.finish()
-    loaded = LoadedWeights(Binding(checkpoint), backend, shard)
+    loaded = LoadedWeights(Binding(checkpoint), backend, shard, forms=forms)
     model: Model = family.build(config, loaded, drafts=drafts)
     checkpoint.release()
     return model, loaded.account

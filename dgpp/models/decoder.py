@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dgpp.checkpoint.formats import BF16, Format
+from dgpp.models.layers.draft_scores import DraftScores
 from dgpp.models.layers.embedding import Embedding
 from dgpp.models.layers.mtp import Layer, MtpLevel
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
@@ -60,6 +61,7 @@ class Decoder(ABC):
     rotary: int
     """Values of the rotary tables per position."""
     streams: Streams | None = None
+    _draft_scores: DraftScores | None = None
 
     def __init__(self, source: WeightSource, ends: Ends) -> None:
         self.embedding = Embedding(source, ends.embedding, ends.vocab, ends.hidden)
@@ -90,6 +92,12 @@ class Decoder(ABC):
         self.prepare_layers(backend, pools, positions)
         for draft in self.drafts:
             draft.prepare(backend)
+        if self._draft_scores is not None:
+            self._draft_scores.prepare(backend, self.head)
+
+    def limit_drafts(self, ids: Sequence[int]) -> None:
+        """Score only `ids`, ascending, in drafts; all others are −∞ there. Before `prepare`."""
+        self._draft_scores = DraftScores(ids, self.vocabulary)
 
     @abstractmethod
     def prepare_layers(self, backend: Backend, pools: StatePools, positions: int) -> None:
@@ -127,7 +135,10 @@ class Decoder(ABC):
 
     def draft_logits(self, level: int, index: Sequence[int], out: Logits) -> None:
         """Logits [len(index), ids of this rank] of rows of the level's last forward."""
-        self.drafts[level].logits(index, self.head, out)
+        if self._draft_scores is not None:
+            self._draft_scores.logits(self.drafts[level], index, out)
+        else:
+            self.drafts[level].logits(index, self.head, out)
 
     def final_hidden(self, rows: Rows, out: Tensor) -> None:
         """out[r] = the last forward's row r after the final norm."""

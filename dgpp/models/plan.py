@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from dgpp.checkpoint.draft_vocab import read_draft_vocab
 from dgpp.engine.base import EngineLimits
-from dgpp.errors import MemoryPlanError
+from dgpp.errors import ConfigError, MemoryPlanError
+from dgpp.models.forms import AS_STORED, ModelForms
 from dgpp.models.registry import Family, FamilyConfig, family_of
 from dgpp.models.shard import Shard
 from dgpp.models.sources import PlannedWeights
@@ -15,6 +19,7 @@ from dgpp.models.work import StepWork, step_work
 from dgpp.net.slab import slab_bytes
 from dgpp.state.declaration import CPU_CACHE, CUDA_CACHE
 from kernels_numba.gpu.graph import reaches
+from kernels_numba.weights import Form
 
 BLOCK_TOKENS = 64
 CHUNK_ALIGN = 64
@@ -45,14 +50,15 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     request; 0 takes what the model and the capacity allow. `drafts` loads draft layers. `backend`
     decides what a cached value takes. `unified`: the device's memory is the host's. `depth` plans
     go out ahead of a verdict. `graphs`: decode steps are recorded where the backend can.
-    `prefix_cache_gib` is for the prefix cache's snapshots; 0: no such cache.
+    `prefix_cache_gib` is for the prefix cache's snapshots; 0: no such cache. `forms` are those that
+    the model is held in.
     """
 
     slots: int = 8
     kv_capacity: int = 8192
     max_positions: int = 0
     candidates: int = 128
-    kv_dtype: str = "bf16"
+    forms: ModelForms = AS_STORED
     drafts: bool = False
     backend: str = "cpu"
     embed_sharding: str = "replicated"
@@ -111,11 +117,17 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     """The plan of the rank of `world` that needs most. Raises CheckpointError for a model that is
     not served, ConfigError for a world that its sizes cannot be shared out to."""
     family = family_of(config)
-    parsed = family.parse(config)
+    forms = settings.forms
+    _require_backend(forms, settings.backend)
+    parsed = family.settle(config, forms)
     # Rank 0's slice of the vocabulary is the widest.
     shard = Shard(0, world, settings.embed_sharding == "vocab")
-    source = PlannedWeights(shard)
+    source = PlannedWeights(shard, forms=forms)
     model = family.build(parsed, source, drafts=settings.drafts)
+    drafted: dict[str, int] = {}
+    if settings.drafts and forms.draft_vocab:
+        table = source.items.get("head") or source.items["embedding"]
+        drafted = _draft_head(parsed, forms, shard, table / len(model.vocabulary))
     blocks = -(-settings.kv_capacity // BLOCK_TOKENS)
     ceiling = min(parsed.max_position_embeddings, blocks * BLOCK_TOKENS)
     if settings.max_positions:
@@ -142,6 +154,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     capacity = row_capacity(limits)
     sizes = {
         **{f"{WEIGHTS}{name}": size for name, size in source.items.items()},
+        **drafted,
         "kv cache": block_bytes * blocks,
         **({"request state": snapshot_bytes * settings.slots} if snapshot_bytes else {}),
         **({"prefix snapshots": snapshot_bytes * snapshots} if snapshot_bytes * snapshots else {}),
@@ -155,21 +168,65 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     }
     items = [MemoryItem(name, size) for name, size in sizes.items()]
     items.sort(key=lambda item: (-item.bytes, item.name))
-    notes = []
-    if not cuda:
-        notes = [f"kv_dtype {settings.kv_dtype}: the CPU backend stores float32 rows"]
+    notes = [*source.changes.notes(), *_notes(forms, source, settings.backend)]
     return MemoryPlan(
         tuple(items),
         limits,
         -(-block_bytes // BLOCK_TOKENS),
         snapshot_bytes,
-        _work(family, parsed, shard),
+        _work(family, parsed, shard, forms),
         tuple(notes),
     )
 
 
-def _work(family: Family, config: FamilyConfig, shard: Shard) -> StepWork:
-    target = PlannedWeights(shard)
+def _require_backend(forms: ModelForms, backend: str) -> None:
+    """Raises ConfigError naming the first form that a backend's kernels do not read."""
+    if backend != "cuda":
+        return
+    for key, value, default in (
+        ("bf16_weights", forms.bf16_weights, "checkpoint"),
+        ("kv_dtype", forms.kv_dtype, "bf16"),
+        ("draft_vocab", forms.draft_vocab, ""),
+    ):
+        if value != default:
+            raise ConfigError(f"engine.{key}: {value} is not on the cuda backend yet")
+
+
+def _notes(forms: ModelForms, source: PlannedWeights, backend: str) -> list[str]:
+    """What the start-up log says of keys that change how the model is held."""
+    held, notes = source.changes.by_form, []
+    for key, value, form in (
+        ("dense_weights", forms.dense_weights, Form.FP8_BLOCK),
+        ("bf16_weights", forms.bf16_weights, Form.BF12),
+    ):
+        if value != "checkpoint" and form not in held:
+            notes.append(f"{key} {value}: no matrix of the model is left to it")
+    if forms.bf16_weights == "bf12+bf16" and Form.BF12 in held:
+        notes.append("bf16_weights bf12+bf16: prompts read bf12 too, bf16 is not kept beside it")
+    if forms.fp8_head == "mma":
+        notes.append(f"fp8_head mma: the {backend} backend has one kernel for any number of rows")
+    if (rope_scaling := forms.rope_scaling) is not None:
+        notes.append(
+            f"rope_scaling {rope_scaling.rope_type}: factor {rope_scaling.factor:g} over "
+            f"{rope_scaling.original_max_position_embeddings} positions"
+        )
+    if backend != "cuda":
+        notes.append(f"kv_dtype {forms.kv_dtype}: the CPU backend stores float32 rows")
+    return notes
+
+
+def _draft_head(
+    config: FamilyConfig, forms: ModelForms, shard: Shard, row_bytes: float
+) -> dict[str, int]:
+    """The rows of the head that drafts are limited to, on the rank that has most of them."""
+    ids = read_draft_vocab(Path(forms.draft_vocab).expanduser(), config.vocab_size)
+    slices = [Shard(rank, shard.world).vocabulary(config.vocab_size) for rank in range(shard.world)]
+    most = max(int(((ids >= own.start) & (ids < own.stop)).sum()) for own in slices)
+    return {f"{WEIGHTS}draft head": math.ceil(most * row_bytes)}
+
+
+def _work(family: Family, config: FamilyConfig, shard: Shard, forms: ModelForms) -> StepWork:
+    target = PlannedWeights(shard, forms=forms)
     model = family.build(config, target, drafts=False)
     table = len(model.vocabulary) / len(model.embedding.held)
     return step_work(target.items, target.parameters, config, table)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dgpp.errors import CheckpointError
+from dgpp.models.forms import AS_STORED, BARE, FamilyForms, ModelForms
 from dgpp.models.glm4_moe import config as glm4_moe_config
 from dgpp.models.glm4_moe.model import Glm4MoeModel
 from dgpp.models.glm5_next import config as glm5_next_config
@@ -14,6 +15,7 @@ from dgpp.models.glm5_next.model import Glm5NextModel
 from dgpp.models.glm_moe_dsa import config as glm_dsa_config
 from dgpp.models.glm_moe_dsa.model import GlmDsaModel
 from dgpp.models.layers.embedding import Embedding
+from dgpp.models.layers.rope import stretched_context
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.mimo_v2 import config as mimo_config
 from dgpp.models.mimo_v2.model import MimoModel
@@ -67,6 +69,9 @@ class Model(Protocol):
     def drafts(self) -> Sequence[Draft]:
         """The draft levels that were loaded."""
 
+    def limit_drafts(self, ids: Sequence[int]) -> None:
+        """Score only `ids` in drafts; all others are −∞ there. Before `prepare`."""
+
     def prepare(
         self,
         backend: Backend,
@@ -100,18 +105,34 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`parse` reads config.json, `build` makes the model from its result and a WeightSource."""
+    """`parse` reads config.json, `build` makes the model from its result and a WeightSource.
+    `takes` says which forms it can be held in beside the checkpoint's own."""
 
     name: str
     parse: Callable[[dict[str, Any]], Any]
     build: Callable[..., Any]
+    takes: FamilyForms = BARE
+
+    def settle(self, config: dict[str, Any], forms: ModelForms = AS_STORED) -> Any:
+        """What `parse` makes of a config.json, in the forms asked for. Raises CheckpointError
+        naming a field, ConfigError naming a key that does not apply."""
+        parsed = self.parse(config)
+        self.takes.require(self.name, forms)
+        if forms.rope_scaling is not None:
+            parsed = stretched_context(parsed, forms.rope_scaling)
+        return parsed
 
 
 FAMILIES = {
     "glm4_moe": Family("glm-4.7", glm4_moe_config.parse, Glm4MoeModel),
     "glm5_next": Family("glm-5.3-flash", glm5_next_config.parse, Glm5NextModel),
     "glm_moe_dsa": Family("glm-5.3", glm_dsa_config.parse, GlmDsaModel),
-    "qwen3_5": Family("qwen3.8-27b", qwen35_config.parse, Qwen35Model),
+    "qwen3_5": Family(
+        "qwen3.8-27b",
+        qwen35_config.parse,
+        Qwen35Model,
+        FamilyForms(dense_fp8=True, yarn=True),
+    ),
     "mimo_v2": Family("mimo", mimo_config.parse, MimoModel),
 }
 

@@ -20,12 +20,14 @@ from dgpp.checkpoint.binding import Binding, bind_matrix
 from dgpp.checkpoint.formats import BF16, Format, to_float32
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.account import Account
+from dgpp.models.encoding import Changes, fp8_cut, packed
+from dgpp.models.forms import AS_STORED, ModelForms
 from dgpp.models.layers.extended import extended
 from dgpp.models.shard import ALONE, Shard, Split
 from dgpp.models.table_binding import account_table, bind_table, rows_within
 from dgpp.models.tables import RESIDENT, Table, Tables
 from kernels_numba.backend import Backend, Matrix, Tensor
-from kernels_numba.weights import DUMMY_DEVIATION, LAYOUTS, Part, matrix_bytes
+from kernels_numba.weights import DUMMY_DEVIATION, LAYOUTS, Form, Part, dummy_part, matrix_bytes
 
 FLOATS = ("BF16", "F32")
 INTEGERS = ("I64", "I32")
@@ -54,8 +56,9 @@ class Linear:
     span: tuple[int, int] | None = None
     split: Split = Split.NONE
 
-    def own(self, shard: Shard) -> Linear:
-        """What one rank uses. Raises ConfigError where that is no cut of the form."""
+    def own(self, shard: Shard, held: Form | None = None) -> Linear:
+        """What one rank uses of it, `held` in another form than it is stored in where that is
+        given. Raises ConfigError where that is no cut of the form."""
         if self.split in (Split.NONE, Split.TAKEN) or shard.world == 1:
             return replace(self, split=Split.NONE)
         if self.split is not Split.COLUMNS:
@@ -67,11 +70,12 @@ class Linear:
             return replace(self, take=take, split=Split.NONE)
         start, count = self.span or (0, self.columns)
         part = shard.span(Split.COLUMNS, count, self.name)
-        step = LAYOUTS[self.format.form].group or 1
+        step = LAYOUTS[self.format.form if held is None else held].group or 1
         if len(part) % step:
+            form = self.format.name if held in (None, self.format.form) else held.name
             raise ConfigError(
                 f"world_size: {shard.world} cuts {self.name} into {len(part)} columns, which are "
-                f"no whole groups of {step} ({self.format.name})"
+                f"no whole groups of {step} ({form})"
             )
         return replace(self, span=(start + part.start, len(part)), split=Split.NONE)
 
@@ -171,24 +175,37 @@ def _alike(linears: Sequence[Linear]) -> Iterator[tuple[Linear, int]]:
 
 
 class PlannedWeights:
-    """Counts what each item would take, from shapes alone: bytes, and parameters of matrices."""
+    """Counts what each item would take, from shapes alone: bytes, and parameters of matrices;
+    `changes` is what is not held as it is stored."""
 
-    def __init__(self, shard: Shard = ALONE, tables: Tables = RESIDENT) -> None:
+    def __init__(
+        self,
+        shard: Shard = ALONE,
+        tables: Tables = RESIDENT,
+        forms: ModelForms = AS_STORED,
+    ) -> None:
         self.shard = shard
         self.tables = tables
         self.items: dict[str, int] = {}
         self.parameters: dict[str, int] = {}
         self.mapped = 0
         """Bytes of tables that stay in their files."""
+        self.changes = Changes()
+        self._forms = forms
 
     def _add(self, item: str, size: int) -> None:
         self.items[item] = self.items.get(item, 0) + size
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         for linear, times in _alike(linears):
-            rows, columns = linear.own(self.shard).taken
-            self._add(item, times * matrix_bytes(linear.format.form, rows, columns))
+            stored = linear.format.form
+            held = self._forms.held(item, stored)
+            rows, columns = linear.own(self.shard, held).taken
+            size = times * matrix_bytes(held, rows, columns)
+            self._add(item, size)
             self.parameters[item] = self.parameters.get(item, 0) + times * rows * columns
+            if held is not stored:
+                self.changes.add(held, item, times * matrix_bytes(stored, rows, columns), size)
         return None
 
     def vector(
@@ -229,7 +246,7 @@ class PlannedWeights:
         """Nothing is stored of what is ignored."""
 
     def unloaded(self) -> WeightSource:
-        return PlannedWeights(self.shard, self.tables)
+        return PlannedWeights(self.shard, self.tables, self._forms)
 
 
 class CheckedWeights:
@@ -302,24 +319,31 @@ class LoadedWeights(CheckedWeights):
         backend: Backend,
         shard: Shard = ALONE,
         tables: Tables = RESIDENT,
+        forms: ModelForms = AS_STORED,
     ) -> None:
         super().__init__(binding, shard, tables)
         self._backend = backend
+        self._forms = forms
         self.account = Account()
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
-        return self._backend.matrix([part for linear in linears for part in self._parts(linear)])
+        held = self._forms.held(item, linears[0].format.form)
+        parts = [part for linear in linears for part in self._parts(linear, held)]
+        return self._backend.matrix(packed(parts) if held is Form.BF12 else parts)
 
-    def _parts(self, linear: Linear) -> list[Part]:
+    def _parts(self, linear: Linear, held: Form) -> list[Part]:
         arrays = self._arrays(linear)
         stored = linear.format.parts(linear.name, arrays)
-        parts = _used(stored, linear.own(self.shard))
+        own = linear.own(self.shard, held)
+        parts = _used(stored, own)
         if self.shard.world > 1:
             whole = parts
             if linear.split is not Split.NONE:
                 whole = stored if linear.split is Split.TAKEN else _used(stored, linear)
             alike = arrays if linear.split is Split.NONE else None
             self.account.add(linear.name, _codes(whole), _codes(parts), alike)
+        if held is Form.FP8_BLOCK and linear.format.form is not held:
+            return fp8_cut(stored[0], own.ranges, own.span or (0, own.columns))
         return parts
 
     def _vector(
@@ -413,20 +437,29 @@ class DummyWeights:
     ranks hold alike is alike; their parts of the rest belong to no common whole."""
 
     def __init__(
-        self, backend: Backend, shard: Shard = ALONE, tables: Tables = RESIDENT, seed: int = 0
+        self,
+        backend: Backend,
+        shard: Shard = ALONE,
+        tables: Tables = RESIDENT,
+        seed: int = 0,
+        forms: ModelForms = AS_STORED,
     ) -> None:
         self.shard = shard
         self.tables = tables
         self._backend = backend
+        self._forms = forms
         self._seeds = count(seed << 32)
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
-        taken = [linear.own(self.shard).taken for linear in linears]
+        held = self._forms.held(item, linears[0].format.form)
+        taken = [linear.own(self.shard, held).taken for linear in linears]
         rows, columns = sum(rows for rows, _ in taken), taken[0][1]
         seed = next(self._seeds)
         if linears[0].split is not Split.NONE:
             seed += self.shard.rank << 24
-        return self._backend.dummy(linears[0].format.form, rows, columns, seed)
+        if held is Form.BF12:
+            return self._backend.matrix(packed([dummy_part(Form.BF16, rows, columns, seed)]))
+        return self._backend.dummy(held, rows, columns, seed)
 
     def _values(self, name: str, size: int) -> npt.NDArray[np.float32]:
         rng = np.random.default_rng(next(self._seeds))
@@ -472,4 +505,4 @@ class DummyWeights:
         """There are no tensors to ignore."""
 
     def unloaded(self) -> WeightSource:
-        return PlannedWeights(self.shard, self.tables)
+        return PlannedWeights(self.shard, self.tables, self._forms)

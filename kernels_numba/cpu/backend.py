@@ -142,8 +142,9 @@ class CpuBackend(CpuExtended):
     def dummy(self, form: Form, rows: int, columns: int, seed: int) -> CpuMatrix:
         return self.matrix([dummy_part(form, rows, columns, seed)])
 
-    def rotary_table(self, angles: F32Array) -> Block:
-        return Block(np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
+    def rotary_table(self, angles: F32Array, scale: float = 1.0) -> Block:
+        table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+        return Block(table * np.float32(scale))
 
     def plane(
         self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, value_dim: int = 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.backend import Attention, I32Array, Norm, Rows, head_width
+from kernels_numba.backend import Attention, F32Array, I32Array, Norm, Rows, head_width
 from kernels_numba.cpu import conv as conv_kernels
 from kernels_numba.cpu import delta as delta_kernels
 from kernels_numba.cpu import rotary as rotary_kernels
 from kernels_numba.cpu import window as window_kernels
 from kernels_numba.cpu.hyper_connections import CpuHyper
 from kernels_numba.cpu.latents import CpuLatents
+from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import Block, padded
 from kernels_numba.cpu.row_handle import RowHandle
 from kernels_numba.cpu.scratch import Scratch
@@ -38,6 +39,13 @@ class CpuExtended(CpuLatents, CpuHyper, CpuTables):
 
     def __init__(self, cores: int) -> None:
         self._scratch = Scratch(cores)
+
+    def take_rows(self, matrix: CpuMatrix, index: I32Array) -> CpuMatrix:
+        return matrix.take(index)
+
+    def spread_logits(self, few: F32Array, count: int, ids: I32Array, out: F32Array) -> None:
+        out[:count] = -np.inf
+        out[:count, ids] = few[:count, : len(ids)]
 
     def split_rows(
         self, rows: Rows, qkv: Block, attention: Attention, queries: Block, kv: Block

@@ -14,6 +14,12 @@ from kernels_numba.cpu.memory import allocate
 from kernels_numba.weights import LAYOUTS, VECTOR, Form, Part
 
 
+def _taken(array: npt.NDArray[Any], index: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
+    held = allocate((len(index), *array.shape[1:]), array.dtype)
+    np.take(array, index, axis=0, out=held)
+    return held
+
+
 class CpuMatrix:
     """[N, K] in checkpoint form, copied once into huge pages so that the file can be let go.
 
@@ -58,13 +64,7 @@ class CpuMatrix:
             elif layout.factor:
                 self.factors[first:last] = part.multiplier
             first, line = last, line + scale.shape[0]
-        self.weights = (
-            int(self.data.ctypes.data),
-            int(self.data.strides[0]),
-            int(self.scale.ctypes.data) if lines else 0,
-            int(self.scale.strides[0]) if lines and not layout.indexed else 0,
-            int(self.factors.ctypes.data) if indexed else 0,
-        )
+        self._find()
 
     def cut(self, first: int, rows: int) -> CpuMatrix:
         """Rows first … first + rows − 1, where they lie; of forms whose rows have no grid."""
@@ -72,16 +72,37 @@ class CpuMatrix:
             message = f"{self.form.name}: rows that share a line of scales cannot be cut"
             raise ValueError(message)
         cut = copy(self)
-        cut.rows = rows
-        data, stride, scale, scale_stride, factors = self.weights
-        cut.weights = (
-            data + first * stride,
-            stride,
-            scale + first * scale_stride,
-            scale_stride,
-            factors and factors + 4 * first,
-        )
+        cut.rows, last = rows, first + rows
+        cut.data = self.data[first:last]
+        if len(self.scale) and not self.layout.indexed:
+            cut.scale = self.scale[first:last]
+        if len(self.factors):
+            cut.factors = self.factors[first:last]
+        cut._find()
         return cut
+
+    def take(self, index: npt.NDArray[np.int32]) -> CpuMatrix:
+        """Rows `index` in this order, copied; lines of scales that rows find by offset stay where
+        they are."""
+        taken = copy(self)
+        taken.rows = len(index)
+        taken.data = _taken(self.data, index)
+        if not self.layout.indexed:
+            taken.scale = _taken(self.scale, index) if len(self.scale) else self.scale
+        taken.factors = _taken(self.factors, index) if len(self.factors) else self.factors
+        taken._find()
+        return taken
+
+    def _find(self) -> None:
+        """Note where the arrays lie."""
+        lines = len(self.scale)
+        self.weights = (
+            int(self.data.ctypes.data),
+            int(self.data.strides[0]),
+            int(self.scale.ctypes.data) if lines else 0,
+            int(self.scale.strides[0]) if lines and not self.layout.indexed else 0,
+            int(self.factors.ctypes.data) if len(self.factors) else 0,
+        )
 
     def _scales(self, part: Part) -> npt.NDArray[Any]:
         """The part's lines of scales, one per `layout.group` columns."""

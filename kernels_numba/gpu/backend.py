@@ -209,9 +209,10 @@ class CudaBackend:
         self._project.make_room(columns)
         return dummy_matrix(self._kernels, form, rows, columns, seed)
 
-    def rotary_table(self, angles: F32Array) -> CudaVector:
+    def rotary_table(self, angles: F32Array, scale: float = 1.0) -> CudaVector:
         self._enter()
-        return CudaVector(np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32))
+        table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+        return CudaVector(table * np.float32(scale))
 
     def plane(
         self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, value_dim: int = 0

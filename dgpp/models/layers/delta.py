@@ -102,7 +102,7 @@ class GatedDeltaNet:
         gates = [linear(part, heads) for part in ("in_proj_a", "in_proj_b")]
         self._inputs = source.matrix("attention", [inputs])
         self._gate = source.matrix("attention", [linear("in_proj_z", shape.values)])
-        self._gates = source.matrix("attention", gates)
+        self._gates = source.matrix("delta gates", gates)
         channels = Depthwise(f"{name}.conv1d.weight", shape.channels, shape.ranges)
         kernel = source.depthwise("attention", [channels], shape.taps)
         self._convolution = Convolution(kernel, own.channels, shape.taps)

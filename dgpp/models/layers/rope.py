@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from dgpp.config.engine_settings import RopeScaling
+from dgpp.errors import ConfigError
+from kernels_numba.backend import Backend, Tensor
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,14 +23,16 @@ class Yarn:
     they are: more than `beta_fast` turns; less than `beta_slow` are stretched whole."""
 
     factor: float
-    original: int
+    original: float
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    attn_factor: float = 1.0
 
     @property
     def attention_factor(self) -> float:
         """What families that scale cosines and sines scale them by."""
-        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+        scale = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+        return scale * self.attn_factor
 
     def band(self, rotated: int, theta: float) -> tuple[int, int]:
         """The first and last frequency that are stretched in part."""
@@ -56,3 +66,38 @@ def rotary_angles(
     if yarn is not None:
         frequencies = yarn.stretched(frequencies, theta)
     return np.outer(np.arange(positions, dtype=np.float32), frequencies).astype(np.float32)
+
+
+def rotary_table(
+    ops: Backend, positions: int, rotated: int, theta: float, yarn: Yarn | None = None
+) -> Tensor:
+    """The backend's table of these angles; stretched ones are scaled by their attention factor,
+    which reaches the rotated values of queries and keys alone."""
+    angles = rotary_angles(positions, rotated, theta, yarn)
+    return ops.rotary_table(angles, 1.0 if yarn is None else yarn.attention_factor)
+
+
+def stretched_context(config: T, rope_scaling: RopeScaling) -> T:
+    """A family's `config` with `yarn` and as many positions as `engine.rope_scaling` gives it.
+
+    Raises ConfigError where it was trained for another context than the key says.
+    """
+    trained = rope_scaling.original_max_position_embeddings
+    said: int = getattr(config, "max_position_embeddings")  # noqa: B009 - any family's field
+    if trained != said:
+        raise ConfigError(
+            f"engine.rope_scaling.original_max_position_embeddings: {trained}, config.json's "
+            f"max_position_embeddings is {said}"
+        )
+    if rope_scaling.factor < 1:
+        raise ConfigError(f"engine.rope_scaling.factor: {rope_scaling.factor} shortens the context")
+    yarn = Yarn(
+        rope_scaling.factor,
+        trained * rope_scaling.mrope_cache_factor,
+        rope_scaling.beta_fast,
+        rope_scaling.beta_slow,
+        rope_scaling.attn_factor,
+    )
+    return msgspec.structs.replace(
+        config, yarn=yarn, max_position_embeddings=int(trained * rope_scaling.factor)
+    )

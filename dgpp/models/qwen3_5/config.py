@@ -17,6 +17,7 @@ from dgpp.models.config_fields import (
     refuse,
     text_fields,
 )
+from dgpp.models.layers.rope import Yarn
 from dgpp.models.quantisation import UNQUANTISED, Quantised, compressed_tensors, fp8_blocks
 
 OUTER = frozenset(
@@ -68,6 +69,7 @@ class Qwen35Config(msgspec.Struct, frozen=True):
     mtp_num_hidden_layers: int = 0
     full_attention_interval: int | None = None
     quantised: Quantised = UNQUANTISED
+    yarn: Yarn | None = None
 
     @property
     def rotated(self) -> int:
@@ -128,7 +130,7 @@ def parse(config: dict[str, Any]) -> Qwen35Config:
     quantised = _quantised(config.pop("quantization_config", None))
     raw = _text(config)
     fold_rope(raw, {"rope_theta", "partial_rotary_factor"})
-    derived = {"quantised": quantised}
+    derived = {"quantised": quantised, "yarn": None}
     parsed = read_fields(raw, Qwen35Config, "qwen3_5", fixed=FIXED, derived=derived)
     _check(parsed)
     return parsed

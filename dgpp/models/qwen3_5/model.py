@@ -10,7 +10,7 @@ from dgpp.models.layers.attention import AttentionShape, GqaAttention
 from dgpp.models.layers.delta import DeltaShape, GatedDeltaNet
 from dgpp.models.layers.mlp import DenseMlp
 from dgpp.models.layers.projections import gated
-from dgpp.models.layers.rope import rotary_angles
+from dgpp.models.layers.rope import rotary_table
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
 from dgpp.models.qwen3_5.config import Qwen35Config
@@ -155,7 +155,7 @@ class Qwen35Model(Decoder):
 
     def prepare_layers(self, backend: Backend, pools: StatePools, positions: int) -> None:
         config = self._config
-        angles = backend.rotary_table(rotary_angles(positions, config.rotated, config.rope_theta))
+        angles = rotary_table(backend, positions, config.rotated, config.rope_theta, config.yarn)
         planes, recurrent = iter(pools.planes), zip(pools.rings, pools.fixed, strict=True)
         for layer in self._all:
             if isinstance(layer.mixer, GqaAttention):

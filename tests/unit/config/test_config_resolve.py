@@ -253,10 +253,6 @@ def test_one_rank_may_share_the_journal_port():
             LOCAL | {"node_env": [{"DGPP_BUS_TIMELINE": "1", "HF_HUB_CACHE": "/h"}]},
             ["node_env[0].DGPP_BUS_TIMELINE"],
         ),
-        (
-            engine(rope_scaling={"factor": 2, "original_max_position_embeddings": 1}),
-            ["engine.rope_scaling"],
-        ),
         (engine(file_inputs={}), ["engine.file_inputs"]),
     ],
 )
