@@ -22,12 +22,13 @@ from dgpp.engine.row_selection import RowSelector, row_draw
 from dgpp.engine.sharded_selection import ShardedSelector, gather_slices
 from dgpp.errors import CheckpointError, NumericError
 from dgpp.models.account import Account
+from dgpp.models.dummy_weights import DummyWeights
 from dgpp.models.forms import AS_STORED, ModelForms
 from dgpp.models.observer import Observer
 from dgpp.models.plan import row_capacity
 from dgpp.models.registry import Model, family_of
 from dgpp.models.shard import ALONE, Shard
-from dgpp.models.sources import CheckedWeights, DummyWeights, LoadedWeights
+from dgpp.models.sources import CheckedWeights, LoadedWeights
 from dgpp.net.collective import Collective
 from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.params import SamplingParams

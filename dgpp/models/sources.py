@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, groupby
+from itertools import groupby
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -27,7 +27,7 @@ from dgpp.models.shard import ALONE, Shard, Split
 from dgpp.models.table_binding import account_table, bind_table, rows_within
 from dgpp.models.tables import RESIDENT, Table, Tables
 from kernels_numba.backend import Backend, Matrix, Tensor
-from kernels_numba.weights import DUMMY_DEVIATION, LAYOUTS, Form, Part, dummy_part, matrix_bytes
+from kernels_numba.weights import LAYOUTS, Form, Part, matrix_bytes
 
 FLOATS = ("BF16", "F32")
 INTEGERS = ("I64", "I32")
@@ -430,79 +430,3 @@ def _rows_of(parts: Sequence[Part], first: int, count: int) -> Part:
         first -= part.rows
     message = f"rows {first} … {first + count - 1} lie beyond the last part"
     raise ValueError(message)
-
-
-class DummyWeights:
-    """Seeded random parameters made by the backend from shapes alone; norms are near one. What
-    ranks hold alike is alike; their parts of the rest belong to no common whole."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        shard: Shard = ALONE,
-        tables: Tables = RESIDENT,
-        seed: int = 0,
-        forms: ModelForms = AS_STORED,
-    ) -> None:
-        self.shard = shard
-        self.tables = tables
-        self._backend = backend
-        self._forms = forms
-        self._seeds = count(seed << 32)
-
-    def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
-        held = self._forms.held(item, linears[0].format.form)
-        taken = [linear.own(self.shard, held).taken for linear in linears]
-        rows, columns = sum(rows for rows, _ in taken), taken[0][1]
-        seed = next(self._seeds)
-        if linears[0].split is not Split.NONE:
-            seed += self.shard.rank << 24
-        if held is Form.BF12:
-            return self._backend.matrix(packed([dummy_part(Form.BF16, rows, columns, seed)]))
-        return self._backend.dummy(held, rows, columns, seed)
-
-    def _values(self, name: str, size: int) -> npt.NDArray[np.float32]:
-        rng = np.random.default_rng(next(self._seeds))
-        noise = rng.standard_normal(size, np.float32) * np.float32(DUMMY_DEVIATION)
-        return noise + np.float32(1.0) if name.endswith("norm.weight") else noise
-
-    def vector(
-        self,
-        item: str,
-        name: str,
-        size: Extent,
-        dtypes: Sequence[str] = FLOATS,
-        *,
-        plus: float = 0.0,
-    ) -> Tensor:
-        return self._backend.vector(self._values(name, math.prod(_shape(size))))
-
-    def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
-        own = sum(kernel.own(self.shard) for kernel in kernels)
-        return self._backend.vector(self._values(kernels[0].name, taps * own).reshape(taps, own))
-
-    def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
-        parts = [self._values(name, self.shard.part(size, name)) for name, size in names]
-        return self._backend.vector(np.concatenate(parts))
-
-    def table(self, item: str, table: Table) -> Any:
-        mapped = self.tables.mapped
-        rows = table.rows if mapped else table.span[1]
-        return extended(self._backend).dummy_table(
-            table.format.form, rows, table.columns, next(self._seeds), mapped=mapped
-        )
-
-    def choose(self, names: Sequence[str]) -> str:
-        return names[0]
-
-    def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
-        rows, columns = shape
-        first = np.random.default_rng(next(self._seeds)).integers(0, limit, (rows, 1))
-        values = (first + np.arange(columns)) % limit
-        return extended(self._backend).integers(values.astype(np.int32))
-
-    def ignore(self, pattern: str) -> None:
-        """There are no tensors to ignore."""
-
-    def unloaded(self) -> WeightSource:
-        return PlannedWeights(self.shard, self.tables, self._forms)

@@ -16,11 +16,12 @@ from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.checkpoint.draft_vocab import read_draft_vocab
 from dgpp.config.engine_settings import RopeScaling
 from dgpp.errors import ConfigError
+from dgpp.models.dummy_weights import DummyWeights
 from dgpp.models.encoding import fp8_cut
 from dgpp.models.forms import ModelForms
 from dgpp.models.plan import MemorySettings, plan_memory
 from dgpp.models.registry import family_of
-from dgpp.models.sources import DummyWeights, LoadedWeights
+from dgpp.models.sources import LoadedWeights
 from kernels_numba.cpu.backend import CpuBackend
 from kernels_numba.weights import Form, Part, matrix_bytes
 
