@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
