@@ -143,6 +143,7 @@ def memory_settings(settings: Settings, backend: str, *, unified: bool) -> Memor
         depth=pipeline_depth(engine.pipeline_depth, backend),
         graphs=engine.decode_graph,
         prefix_cache_gib=engine.prefix_cache_gib,
+        prefill=engine.prefill,
     )
 
 

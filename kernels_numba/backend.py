@@ -42,6 +42,8 @@ class Rows:
 
     tokens, positions, slots  int32 [capacity]
     tables                    int32 [slots, table_width]: the cache blocks of each slot, in order
+    floors                    int32 [slots]: where the tail of each slot begins, which is all that
+                              some layers run of a prompt; 0 where they run all of it
     count                     rows of this step
     handle                    what the backend keeps beside them
     """
@@ -55,6 +57,7 @@ class Rows:
         self.positions: I32Array = np.zeros(capacity, np.int32)
         self.slots: I32Array = np.zeros(capacity, np.int32)
         self.tables: I32Array = np.zeros((slots, table_width), np.int32)
+        self.floors: I32Array = np.zeros(slots, np.int32)
 
 
 @dataclass(frozen=True, slots=True)

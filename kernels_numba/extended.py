@@ -150,7 +150,8 @@ class EntryAttention:
     once: the last `window` positions, the query's own included, and entries of several tokens each.
 
     `sinks` float32 [heads] are logits of keys without values. `both_ways`: a row sees all rows of
-    its slot in this step, and the last `window` positions before them.
+    its slot in this step, and the last `window` positions before them. `floored`: no window reaches
+    behind the tail of its slot (`Rows.floors`).
     """
 
     heads: int
@@ -159,6 +160,7 @@ class EntryAttention:
     window: int
     sinks: Tensor | None = None
     both_ways: bool = False
+    floored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +328,12 @@ class ExtendedBackend(Backend, TableBackend, Protocol):
     ) -> None:
         """out[r] = (out[r] +) the convolution of x by its `side`; nothing before a slot's first row
         of the step."""
+
+    def pack_rows(self, x: Tensor, index: I32Array) -> None:
+        """x[i] = x[index[i]], for ascending `index` on the host."""
+
+    def unpack_rows(self, x: Tensor, index: I32Array) -> None:
+        """x[index[i]] = x[i], for ascending `index` on the host; other rows mean nothing."""
 
     def copy(self, rows: Rows, x: Tensor, out: Tensor, *, at: int = 0) -> None:
         """out[r, at …] = x[r]."""

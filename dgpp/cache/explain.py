@@ -23,7 +23,7 @@ def explain(
     made.
     """
     tree, shape = cache.tree, cache.shape
-    most = shape.floor(tokens - 1)
+    most = shape.most(tokens)
     if match.tokens == most:
         return ""
     if evicted is not None:

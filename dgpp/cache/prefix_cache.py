@@ -83,9 +83,10 @@ class PrefixCache:
     # Looking up --------------------------------------------------------------------------------
 
     def match(self, ids: bytes, tokens: int) -> Match:
-        """The longest prefix of the `tokens` packed `ids` that is cached, the last id excluded."""
+        """The longest prefix of the `tokens` packed `ids` that is cached, the ids excluded that are
+        read in any case."""
         shape = self.shape
-        most = shape.floor(tokens - 1)
+        most = shape.most(tokens)
         node, blocks = self.tree.find(ids, most)
         entry = matching_entry(node, ids, most, shape.unit) if node.entries else None
         if not shape.paged_only:
@@ -106,7 +107,7 @@ class PrefixCache:
         """The longest evicted prefix of the prompt that goes beyond `match`."""
         if not len(self.ghosts):
             return None
-        marks = self.tree.marks(ids, match.node, self.shape.floor(tokens - 1))
+        marks = self.tree.marks(ids, match.node, self.shape.most(tokens))
         return self.ghosts.longest(marks)
 
     def hold(self, match: Match) -> None:

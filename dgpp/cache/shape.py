@@ -11,7 +11,8 @@ class CacheShape(msgspec.Struct, frozen=True, kw_only=True):
     `align` divides every cut; it and `block_tokens` are multiples one of the other. `chunk` is
     what one step reads at most. `snapshots` bounds the entries. `paged_only`: blocks hold all
     state, so that an entry serves every cut on its way; else only its own, through its snapshot.
-    `lookahead` more ids must match behind a cut where drafts depend on them. `min_tokens` is the
+    `lookahead` more ids must match behind a cut where drafts depend on them. The
+    last `reread` tokens of a prompt are not looked up. `min_tokens` is the
     shortest entry. `heads` and `close` say whether such entries are made.
     """
 
@@ -21,6 +22,7 @@ class CacheShape(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: int
     paged_only: bool = True
     lookahead: int = 0
+    reread: int = 1
     min_tokens: int = 1024
     heads: bool = True
     close: bool = True
@@ -33,6 +35,10 @@ class CacheShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unit_blocks(self) -> int:
         return self.unit // self.block_tokens
+
+    def most(self, tokens: int) -> int:
+        """The last cut that a prompt of `tokens` can be continued from."""
+        return self.floor(max(0, tokens - self.reread))
 
     def floor(self, tokens: int) -> int:
         """The last cut at or before `tokens`."""

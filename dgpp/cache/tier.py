@@ -163,7 +163,7 @@ class Tier:
         worth reading."""
         if not self._open:
             return None
-        match = self.index.find(ids, self._cache.shape.floor(tokens - 1))
+        match = self.index.find(ids, self._cache.shape.most(tokens))
         return match if match is not None and match.tokens >= found + self.shape.lead else None
 
     @property

@@ -181,9 +181,12 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         _Prefill("the same while nothing decodes; 0: no other budget", 0, _MANY, unit="tokens"),
     ] = 0
     prefill: Annotated[
-        Literal["bounded", "exact"],
-        _Prefill("DeepSeek-V4.1: decoder over the last window, or over every row", now=LATER),
-    ] = "bounded"
+        Literal["exact", "bounded"],
+        _Prefill(
+            "DeepSeek-V4.1's later layers: over every token of a prompt, or over the last window; "
+            "bounded is not exact"
+        ),
+    ] = "exact"
     prefill_group: Annotated[
         bool, _Prefill("read the chunks of several prompts in one forward", now=LATER)
     ] = True

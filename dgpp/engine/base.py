@@ -24,8 +24,9 @@ class EngineLimits(msgspec.Struct, frozen=True):
     position, where state that every token moves on (recurrent, convolution) is not.
     `snapshots` bounds the entries of the prefix cache, 0 for none. `snapshot_bytes` is what a slot
     owns beside its blocks, and so the size of a snapshot. What drafts keep of a token depends on
-    `lookahead` tokens after it. The cache's disk has `cold_pages` of a block each, 0 for none, of
-    which a snapshot takes `cold_blob_pages`.
+    `lookahead` tokens after it. The last `reread` tokens of a prompt are always read, whatever is
+    cached: some layers read these alone of it. The cache's disk has `cold_pages` of a block each,
+    0 for none, of which a snapshot takes `cold_blob_pages`.
     """
 
     slots: int
@@ -42,6 +43,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     snapshots: int = 0
     snapshot_bytes: int = 0
     lookahead: int = 0
+    reread: int = 1
     cold_pages: int = 0
     cold_blob_pages: int = 0
 

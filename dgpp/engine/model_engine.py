@@ -250,6 +250,8 @@ class ModelEngine:
     def _open(self, opened: Open) -> None:
         prompt = opened.request.prompt_ids.astype(np.int32)
         self._slots[opened.slot] = _Slot(prompt, opened.request)
+        reread = self.limits.reread
+        self.rows.floors[opened.slot] = max(0, prompt.size - reread) if reread > 1 else 0
 
     def _fill(self, plan: Plan) -> list[int]:
         """Write the plan's rows; the rows whose logits are sampled."""

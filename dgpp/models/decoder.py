@@ -62,6 +62,9 @@ class Decoder(ABC):
     """Values of the rotary tables per position."""
     streams: Streams | None = None
     _draft_scores: DraftScores | None = None
+    tail = 0
+    """Tokens at a prompt's end which are all that bounded prefill gives to later layers; 0 where
+    every layer takes every token."""
 
     def __init__(self, source: WeightSource, ends: Ends) -> None:
         self.embedding = Embedding(source, ends.embedding, ends.vocab, ends.hidden)

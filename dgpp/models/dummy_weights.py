@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,9 @@ class DummyWeights:
         first = np.random.default_rng(next(self._seeds)).integers(0, limit, (rows, 1))
         values = (first + np.arange(columns)) % limit
         return extended(self._backend).integers(values.astype(np.int32))
+
+    def beside(self, name: str) -> Path | None:
+        return None
 
     def ignore(self, pattern: str) -> None:
         """There are no tensors to ignore."""

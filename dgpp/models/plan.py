@@ -51,7 +51,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     decides what a cached value takes. `unified`: the device's memory is the host's. `depth` plans
     go out ahead of a verdict. `graphs`: decode steps are recorded where the backend can.
     `prefix_cache_gib` is for the prefix cache's snapshots; 0: no such cache. `forms` are those that
-    the model is held in.
+    the model is held in. `prefill` bounded: layers that may run the end of a prompt alone do.
     """
 
     slots: int = 8
@@ -66,6 +66,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 0
     graphs: bool = True
     prefix_cache_gib: float = 0.0
+    prefill: str = "exact"
 
 
 class MemoryItem(msgspec.Struct, frozen=True):
@@ -150,6 +151,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         refeeds=not model.state.fixed,
         snapshots=snapshots,
         snapshot_bytes=snapshot_bytes,
+        reread=max(1, model.tail) if settings.prefill == "bounded" else 1,
     )
     capacity = row_capacity(limits)
     sizes = {
@@ -169,6 +171,11 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     items = [MemoryItem(name, size) for name, size in sizes.items()]
     items.sort(key=lambda item: (-item.bytes, item.name))
     notes = [*source.changes.notes(), *_notes(forms, source, settings.backend)]
+    if limits.reread > 1:
+        notes.append(
+            f"prefill bounded: later layers run the last {limits.reread} tokens of a prompt alone; "
+            "answers are not those of prefill exact"
+        )
     return MemoryPlan(
         tuple(items),
         limits,

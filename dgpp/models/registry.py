@@ -60,6 +60,8 @@ class Model(Protocol):
     """Values of the rotary tables per position."""
     hidden: int
     """Values of a row that the head takes."""
+    tail: int
+    """Tokens at a prompt's end that bounded prefill gives to all layers; 0: it has no effect."""
 
     @property
     def residual(self) -> Tensor:

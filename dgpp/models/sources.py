@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -148,6 +149,9 @@ class WeightSource(Protocol):
     def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
         """Whole numbers `name` of `shape`, each from 0 to `limit` − 1, in int32."""
 
+    def beside(self, name: str) -> Path | None:
+        """The file `name` beside the weights that are read; None where none are."""
+
     def ignore(self, pattern: str) -> None:
         """Tensors the model knows and does not use."""
 
@@ -229,7 +233,10 @@ class PlannedWeights:
         return None
 
     def table(self, item: str, table: Table) -> Any:
-        each = LAYOUTS[table.format.form].code_bytes(table.columns)
+        layout = LAYOUTS[table.format.form]
+        each = layout.code_bytes(table.columns)
+        if not table.scale:
+            each += layout.scales(table.columns) * layout.scale.dtype.itemsize
         if self.tables.mapped:
             self.mapped += table.rows * each
         else:
@@ -240,6 +247,9 @@ class PlannedWeights:
 
     def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
         self._add(item, 4 * math.prod(shape))
+        return None
+
+    def beside(self, name: str) -> Path | None:
         return None
 
     def ignore(self, pattern: str) -> None:
@@ -302,6 +312,9 @@ class CheckedWeights:
         self._values(name, shape, INTEGERS)
         return None
 
+    def beside(self, name: str) -> Path | None:
+        return None
+
     def ignore(self, pattern: str) -> None:
         self._binding.ignore(pattern)
 
@@ -325,6 +338,9 @@ class LoadedWeights(CheckedWeights):
         self._backend = backend
         self._forms = forms
         self.account = Account()
+
+    def beside(self, name: str) -> Path | None:
+        return self._binding.checkpoint.directory / name
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         held = self._forms.held(item, linears[0].format.form)

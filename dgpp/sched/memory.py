@@ -54,6 +54,7 @@ class Memory:
                 snapshots=limits.snapshots,
                 paged_only=limits.paged_only,
                 lookahead=limits.lookahead,
+                reread=limits.reread,
                 min_tokens=policy.min_tokens,
                 heads=policy.heads,
                 close=policy.close,

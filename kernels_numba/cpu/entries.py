@@ -36,14 +36,14 @@ def _attend_window(
 @kernel(parallel=True)
 def attend_entries(
     queries: int, query_stride: int, rows: int, positions: int, slots: int, tables: int,
-    table_width: int, starts: int, ends: int, heads: int, width: int, scale: float, window: int,
-    kv: int, kv_stride: int, ring: int, ring_rows: int, ring_stride: int, every: int, selected: int,
-    counts: int, top: int, block_rows: int, store: int, line: int, sinks: int, out: int,
-    out_stride: int, scratch: int, scratch_stride: int,
+    table_width: int, starts: int, ends: int, floors: int, heads: int, width: int, scale: float,
+    window: int, kv: int, kv_stride: int, ring: int, ring_rows: int, ring_stride: int, every: int,
+    selected: int, counts: int, top: int, block_rows: int, store: int, line: int, sinks: int,
+    out: int, out_stride: int, scratch: int, scratch_stride: int,
 ) -> None:  # fmt: skip
     """out[r, head] = softmax(scale · q·k, sink) k over the last `window` positions up to the row's
     own and over entries: all (position + 1) // every of them, or those `selected`; none where
-    every is 0.
+    every is 0. With `floors` int32 [slots] (else 0) no window begins before its slot's.
 
     starts, ends int32 [rows]: the first and last row of the step at positions that lead to this
     row's without a gap; with `ends` (else 0) a row sees all of those, and the window before them.
@@ -63,9 +63,11 @@ def attend_entries(
         fresh = own - 1 - (r - begin)
         seen = own if ends == 0 else fresh
         length = own if ends == 0 else own + (view_i32(ends, rows)[r] - r)
-        _attend_window(query, group, max(0, seen - window), length, fresh, kv + begin * kv_stride,
-                       kv_stride, ring + slot * ring_rows * ring_stride, ring_rows, ring_stride,
-                       width, scale, mine, state_bytes, scores)  # fmt: skip
+        least = view_i32(floors, slot + 1)[slot] if floors != 0 else 0
+        _attend_window(query, group, max(least, seen - window), length, fresh,
+                       kv + begin * kv_stride, kv_stride, ring + slot * ring_rows * ring_stride,
+                       ring_rows, ring_stride, width, scale, mine, state_bytes,
+                       scores)  # fmt: skip
         total = own // every if every != 0 else 0
         if selected != 0:
             total = view_i32(counts, rows)[r]

@@ -139,6 +139,12 @@ class CpuExtended(CpuLatents, CpuHyper, CpuTables):
     def integers(self, values: I32Array) -> Block:
         return Block(np.ascontiguousarray(values))
 
+    def pack_rows(self, x: Block, index: I32Array) -> None:
+        x.array[: index.size] = x.array[index]
+
+    def unpack_rows(self, x: Block, index: I32Array) -> None:
+        x.array[index] = x.array[: index.size].copy()
+
     def copy(self, rows: Rows, x: Block, out: Block, *, at: int = 0) -> None:
         out.array[: rows.count, at : at + x.width] = x.array[: rows.count, : x.width]
 

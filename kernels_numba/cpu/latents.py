@@ -208,7 +208,8 @@ class CpuLatents:
         scratch = self._scratch.floats(2 * heads * (width + VECTOR) + SPAN * (heads + width))
         entry_kernels.attend_entries(
             queries.address, queries.stride, rows.count, *handle.metadata, handle.starts_at,
-            handle.ends_at if attention.both_ways else 0, attention.heads, width, attention.scale,
+            handle.ends_at if attention.both_ways else 0,
+            handle.floors_at if attention.floored else 0, attention.heads, width, attention.scale,
             attention.window, kv.address, kv.stride, ring.address, *ring.lines, every, *chosen,
             *place, 0 if attention.sinks is None else attention.sinks.address, out.address,
             out.stride, scratch.address, scratch.stride,

@@ -20,6 +20,7 @@ class RowHandle:
     __slots__ = (
         "ends",
         "ends_at",
+        "floors_at",
         "metadata",
         "run_count",
         "runs",
@@ -37,6 +38,7 @@ class RowHandle:
         self.ends_at = int(self.ends.ctypes.data)
         self.runs = np.zeros(rows.capacity + 1, np.int32)
         self.runs_at = int(self.runs.ctypes.data)
+        self.floors_at = int(rows.floors.ctypes.data)
         self.run_count = 0
         self.metadata = (
             int(rows.positions.ctypes.data),

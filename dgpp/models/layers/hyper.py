@@ -1,7 +1,8 @@
 """Hyper-connections: a residual of several streams that every sublayer mixes anew.
 
-Two-pass: each sublayer collapses the streams by mixes of its own, reads the collapsed row, and its
-output is spread over the streams as they are mixed among themselves.
+Each sublayer reads the streams collapsed into one row, and its output is spread over the streams as
+they are mixed among themselves. Two-pass: a sublayer collapses by mixes of its own. Single-pass: by
+those of the sublayer before it, the first takes the first stream.
 """
 
 from __future__ import annotations
@@ -72,8 +73,44 @@ class HyperConnection:
         extended(ops).hyper_expand(rows, work.output, self._site, mixes, work.streams)
 
 
-class MeanStreams:
-    """Every stream begins as the embedded row; what comes out is their mean."""
+class SinglePassConnection(HyperConnection):
+    """A site whose own mixes, `own` of the rows' extra, collapse for the next site; it collapses by
+    `by`, None for the first site of all."""
+
+    def __init__(
+        self,
+        source: WeightSource,
+        name: str,
+        shape: HyperShape,
+        stored: Format,
+        *,
+        own: str,
+        by: str | None,
+    ) -> None:
+        super().__init__(source, name, shape, stored)
+        self._own, self._by = own, by
+
+    def before(self, ops: Backend, rows: Rows, work: Workspace) -> None:
+        more, site, raw = extended(ops), self._site, work.extra["hyper raw"]
+        more.linear(rows, work.streams, site.fn, raw)
+        more.hyper_mix(rows, work.streams, site, raw, work.extra[self._own])
+        if self._by is not None:
+            more.hyper_collapse(rows, work.streams, site, work.extra[self._by], work.x)
+            return
+        first = (site.streams * site.width, 0)
+        more.copy_heads(rows, work.streams, first, 1, site.width, work.x, (site.width, 0))
+
+    def after(self, ops: Backend, rows: Rows, work: Workspace) -> None:
+        mixes = work.extra[self._own]
+        extended(ops).hyper_expand(rows, work.output, self._site, mixes, work.streams)
+
+    def collapse(self, ops: Backend, rows: Rows, work: Workspace) -> None:
+        """work.x = the streams collapsed by this site's mixes, for what comes after the last."""
+        extended(ops).hyper_collapse(rows, work.streams, self._site, work.extra[self._own], work.x)
+
+
+class CopiedStreams:
+    """Every stream begins as the embedded row."""
 
     def __init__(self, shape: HyperShape) -> None:
         self._shape = shape
@@ -81,6 +118,10 @@ class MeanStreams:
     def enter(self, ops: Backend, rows: Rows, work: Workspace) -> None:
         for stream in range(self._shape.streams):
             extended(ops).copy(rows, work.x, work.streams, at=stream * self._shape.width)
+
+
+class MeanStreams(CopiedStreams):
+    """What comes out is the streams' mean."""
 
     def leave(self, ops: Backend, rows: Rows, work: Workspace) -> None:
         extended(ops).mean_streams(rows, work.streams, self._shape.streams, work.x)

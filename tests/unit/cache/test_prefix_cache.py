@@ -45,6 +45,16 @@ def test_one_token_is_always_left_to_compute():
     assert requests.serve(prompt[:28], [5]) == 24
 
 
+def test_the_end_of_a_prompt_that_is_read_in_any_case_is_not_looked_up():
+    requests = Requests(shape(reread=10), 64)
+    prompt = tokens((1, 32))
+    requests.serve(prompt, [5])
+    assert requests.serve(prompt, [5]) == 20
+    assert requests.serve([*prompt, *tokens((2, 9))], [5]) == 28
+    assert requests.serve(prompt[:10], [5]) == 0
+    assert requests.serve(prompt[:6], [5]) == 0
+
+
 def test_a_shared_beginning_is_found_at_any_cut_of_paged_state():
     requests = Requests(shape(), 64)
     requests.serve(tokens((1, 22), (2, 20)), [5])

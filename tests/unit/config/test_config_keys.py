@@ -20,7 +20,7 @@ ENGINE_DEFAULTS = json.loads(
     "draft_vocab": "", "prefill_bf16_partials": false, "prefill_fold_scales": false,
     "prefill_fp8_gemm": false, "prefill_fp8_per_tensor": false, "expert_gemm": "wide",
     "expert_gemm_prefetch": 3, "expert_tile_list": true, "expert_gemm_pair": false,
-    "ngram_prestage": true, "prefill": "bounded", "rope_scaling": null,
+    "ngram_prestage": true, "prefill": "exact", "rope_scaling": null,
     "default_max_tokens": 256, "file_inputs": null, "queue_limit": 64, "admission_gather_ms": 3,
     "max_connections": 64, "no_eos": false, "compact_batches": false, "decode_graph": true,
     "mtp": false, "reasoning_in_content": false, "mtp_depth": 1, "dflash_model": "",

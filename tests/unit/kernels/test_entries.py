@@ -48,7 +48,9 @@ class Run:
         rows.positions[:count] = np.arange(first, first + count)
         self.ops.begin(rows)
 
-    def step(self, first: int, count: int, *, chosen=None, block=False) -> np.ndarray:
+    def step(
+        self, first: int, count: int, *, chosen=None, block=False, floored=False
+    ) -> np.ndarray:
         ops, rows = self.ops, self.rows
         self.begin(first, count)
         groups = np.minimum(np.arange(first, first + count) // EVERY, len(self.entries) - 1)
@@ -63,7 +65,7 @@ class Run:
                 selection.counts[:count] = 8
             entries = Entries(self.store, EVERY, selection)
         attention = EntryAttention(
-            HEADS, WIDTH, SCALE, WINDOW, ops.vector(self.sinks), both_ways=block
+            HEADS, WIDTH, SCALE, WINDOW, ops.vector(self.sinks), both_ways=block, floored=floored
         )
         out = ops.tensor(HEADS * WIDTH, wide=True)
         queries = tensor_of(ops, self.q[first : first + count])
@@ -105,6 +107,30 @@ def test_entries_may_be_selected_and_blocks_see_themselves_both_ways(extended) -
         keys = run.kv[302 - WINDOW : 307]
         wanted = attended(run.q[302 + r].reshape(HEADS, WIDTH), keys, run.sinks)
         np.testing.assert_allclose(block[r], wanted, atol=2e-6)
+
+
+def test_no_window_reaches_behind_its_tail(extended) -> None:
+    run, whole = Run(extended), Run(extended)
+    for each in (run, whole):
+        for first in (0, 100):
+            each.step(first, 100)
+        each.rows.floors[1] = 170
+    bounded, free = (each.step(200, 90, floored=each is run) for each in (run, whole))
+    for position in (200, 255, 289):
+        keys = np.concatenate([run.kv[170 : position + 1], run.entries[: (position + 1) // EVERY]])
+        wanted = attended(run.q[position].reshape(HEADS, WIDTH), keys, run.sinks)
+        np.testing.assert_allclose(bounded[position - 200], wanted, atol=2e-6)
+        assert not np.array_equal(free[position - 200], bounded[position - 200])
+
+
+def test_rows_are_packed_and_put_back(extended) -> None:
+    values = np.arange(12, dtype=np.float32).reshape(6, 2)
+    x, index = tensor_of(extended, values), np.array([1, 2, 5], np.int32)
+    extended.pack_rows(x, index)
+    np.testing.assert_array_equal(extended.read(x, 3), values[index])
+    extended.write(x, -extended.read(x, 3))
+    extended.unpack_rows(x, index)
+    np.testing.assert_array_equal(extended.read(x, 6)[index], -values[index])
 
 
 def test_groups_turn_by_their_first_position(extended) -> None:
