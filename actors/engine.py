@@ -16,7 +16,7 @@ from actors.boot import Boot
 from actors.channel import Arrays
 from actors.context import Context, T
 from actors.memory_lock import lock_memory
-from actors.messages.engine_sampler import FullRow, Selected
+from actors.messages.engine_sampler import FullRow, Scored, Selected
 from actors.messages.sampler_engine import Masks, WantRow
 from actors.role import Role
 from actors.world import SLAB
@@ -25,6 +25,7 @@ from dgpp.engine.base import Engine, StepTrace
 from dgpp.errors import ConfigError, EngineStalledError
 from dgpp.net.collective import Collective
 from dgpp.sample.candidates import Candidates
+from dgpp.sample.scored import ScoredPrompt
 from dgpp.sample.tables import TableWriter, allocate_tables
 from dgpp.sched.plan import Plan
 
@@ -34,6 +35,8 @@ STALL_S = 120.0
 """The longest that one step may take: no step of any model comes near it."""
 
 _log = logging.getLogger("dgpp.engine")
+
+Found = tuple[Candidates, tuple[ScoredPrompt, ...]]
 
 
 class EngineActor(Role):
@@ -116,7 +119,7 @@ class EngineActor(Role):
             await self.context.run_blocking(self._launch, plan)
             self._launched.put_nowait(plan.step)
         else:
-            await self._send(plan.step, await self.context.run_blocking(self._step, plan))
+            await self._send(plan.step, *await self.context.run_blocking(self._step, plan))
 
     def _launch(self, plan: Plan) -> None:
         self._tables.advance(plan)
@@ -124,19 +127,19 @@ class EngineActor(Role):
             self._tables.mask(*self._masks[1:])
         self._loaded.launch(plan, self._tables.tables)
 
-    def _step(self, plan: Plan) -> Candidates:
+    def _step(self, plan: Plan) -> Found:
         self._launch(plan)
         return self._collected(plan.step)
 
-    def _collected(self, step: int) -> Candidates:
+    def _collected(self, step: int) -> Found:
         candidates = self._loaded.collect(step)
         self._note(self._loaded.trace)
-        return candidates
+        return candidates, self._loaded.scored
 
     async def _collect(self) -> None:
         while True:
             step = await self._launched.get()
-            await self._send(step, await self._wait(self._collected, step))
+            await self._send(step, *await self._wait(self._collected, step))
 
     async def _wait(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call in another thread; EngineStalledError where the engine gives no sign of life."""
@@ -146,9 +149,13 @@ class EngineActor(Role):
         except TimeoutError:
             raise EngineStalledError(f"engine: a step did not end within {STALL_S:.0f} s") from None
 
-    async def _send(self, step: int, candidates: Candidates) -> None:
+    async def _send(
+        self, step: int, candidates: Candidates, scored: tuple[ScoredPrompt, ...]
+    ) -> None:
         if self._pace_s:
             await self._keep_pace()
+        if scored:
+            self.context.post(SAMPLER, Scored(step, scored))
         self.context.post(SAMPLER, Selected(step), candidates.arrays())
 
     def _note(self, trace: StepTrace) -> None:

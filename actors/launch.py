@@ -225,6 +225,8 @@ def _served(settings: Settings, files: ModelFiles, limits: EngineLimits) -> Serv
         reasoning_in_content=engine.reasoning_in_content,
         whole_arguments=engine.tool_args == "whole",
         text=files.text,
+        # Ahead of verdicts, ranks have no order of their own for what scoring gathers.
+        scores=settings.world_size == 1 or limits.depth == 0,
         tools=template is not None and "tool_calls" in template.source,
     )
 

@@ -12,12 +12,13 @@ import numpy.typing as npt
 from actors.channel import Arrays
 from actors.context import Context
 from actors.guidance import Guidance
-from actors.messages.engine_sampler import FullRow, Selected
+from actors.messages.engine_sampler import FullRow, Scored, Selected
 from actors.messages.sampler_engine import WantRow
 from actors.messages.sampler_tokenizer import Committed, Tokens
 from actors.role import Role
 from dgpp.sample.candidates import Candidates
 from dgpp.sample.sampler import NeedRows, Sampled, Sampler
+from dgpp.sample.scored import ScoredPrompt
 from dgpp.sample.slot import SlotStep
 from dgpp.sched.plan import Plan
 
@@ -42,6 +43,7 @@ class SamplerActor(Role):
         self._is_prepared = False
         self._has_readers = context.has(TOKENIZER)
         self._rows: dict[int, npt.NDArray[np.float32] | None] = {}
+        self._scored: dict[int, tuple[ScoredPrompt, ...]] = {}
 
     def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
         match message:
@@ -55,6 +57,8 @@ class SamplerActor(Role):
                 self._decide()
             case FullRow():
                 self._take_row(message.row, arrays[0])
+            case Scored(step, prompts):
+                self._scored[step] = prompts
 
     def _decide(self) -> None:
         """Go on with the first plan that is not decided, unless whole rows of it are awaited."""
@@ -86,8 +90,11 @@ class SamplerActor(Role):
         self._selected.popleft()[1].release()
         self._plans.popleft()
         self._is_prepared = False
+        steps = result.steps
+        if self._scored:
+            steps = self._sampler.scores(self._scored.pop(result.verdict.step, ())) + steps
         # Readers first: the client waits for them, the next step for the scheduler.
-        self._tell(result.steps)
+        self._tell(steps)
         self.context.post(SCHEDULER, result.verdict)
         self._decide()
 

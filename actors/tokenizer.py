@@ -137,9 +137,11 @@ class TokenizerActor(Role):
 
     def _submit(self, message: Prepare, prepared: Submission) -> None:
         request = message.request
+        output = prepared.output
         for choice, submit in enumerate(prepared.submits):
+            prompt = submit.prompt_ids.tolist() if output.repeats_prompt else ()
             self._outputs[submit.id] = OutputStream(
-                self._loaded.tokenizer.bytes, request.id, choice, prepared.output
+                self._loaded.tokenizer.bytes, request.id, choice, output, prompt
             )
         self.context.post(SCHEDULER, Arrive.of(request.id, prepared.submits, prepared.prompts))
         self.context.post(HTTP, Prepared(request.id, prepared.prompt_tokens))
@@ -158,6 +160,9 @@ class TokenizerActor(Role):
                 continue
             if item.cached:
                 output.cached_tokens, output.decoded_tokens = item.cached, item.decoded
+            if item.prompt:
+                deltas.append(output.read(item.prompt))
+                continue
             delta = output.feed(item.tokens, item.finish, item.logprobs)
             if delta is not None:
                 deltas.append(delta)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.sample.sampler import NeedRows, Sampled, Sampler
 from dgpp.sample.tables import TableWriter, allocate_tables
@@ -12,15 +14,18 @@ from dgpp.sched.scheduler import Scheduler
 
 class Served:
     """`answers` by choice: (tokens, logprobs) of each step. `decided` and `undecided` count picks
-    of the engine, `asked` whole rows, `replayed` rows of recorded steps."""
+    of the engine, `asked` whole rows, `replayed` rows of recorded steps. `scored` by choice: how
+    likely the tokens of its prompt were."""
 
-    def __init__(self, engine: ModelEngine) -> None:
+    def __init__(self, engine: ModelEngine, **settings: Any) -> None:
         self.engine = engine
         limits = engine.limits
-        self.scheduler = Scheduler(limits, prefill_budget_tokens=2 * limits.chunk_align)
+        budget = 2 * limits.chunk_align
+        self.scheduler = Scheduler(limits, prefill_budget_tokens=budget, **settings)
         self.sampler = Sampler(limits.slots)
         self.writer = TableWriter(allocate_tables(limits.slots, limits.vocab_size))
         self.answers: dict[str, list] = {}
+        self.scored: dict[str, list] = {}
         self.out: list[Plan] = []
         self.asked = self.undecided = self.decided = self.replayed = 0
         self._ticks = 0
@@ -43,6 +48,8 @@ class Served:
         self.sampler.prepare(plan)
         found = self.engine.collect(plan.step)
         self.replayed += self.engine.trace.replayed
+        for step in self.sampler.scores(self.engine.scored):
+            self.scored.setdefault(step.id, []).extend(step.prompt)
         result = self.sampler.step(plan, found)
         while isinstance(result, NeedRows):
             self.asked += len(result.rows)

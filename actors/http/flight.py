@@ -60,7 +60,7 @@ class Flight:
         """Take news of one choice. `stamp` (an event comment, or empty) goes ahead of it."""
         if self._done.done():
             return
-        if self.first_delta is None:
+        if self.first_delta is None and delta.completion_tokens:
             self.first_delta = self._loop.time()
         if events := self.responder.add(delta):
             self._send(stamp + events if stamp else events)

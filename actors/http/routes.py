@@ -191,7 +191,11 @@ class Routes:
             raise
         finally:
             self._desk.land(flight, outcome)
-        return web.Response(body=whole.json(), content_type=JSON)
+        if generation.scored < 0:
+            return web.Response(body=whole.json(), content_type=JSON)
+        # The lists of a long prompt take a while to write.
+        body = await request.loop.run_in_executor(self._parser, whole.json)
+        return web.Response(body=body, content_type=JSON)
 
     async def _stream(
         self, request: web.BaseRequest, generation: GenerationRequest

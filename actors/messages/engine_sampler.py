@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from dgpp.sample.scored import ScoredPrompt
+
 
 class Selected(msgspec.Struct, frozen=True, tag=True):
     """Step `step`'s candidates; arrays: the fields of `Candidates` in declaration order."""
@@ -18,4 +20,11 @@ class FullRow(msgspec.Struct, frozen=True, tag=True):
     row: int
 
 
-FromEngine = Selected | FullRow
+class Scored(msgspec.Struct, frozen=True, tag=True):
+    """What step `step` found of prompts; comes before its candidates, where there is anything."""
+
+    step: int
+    prompts: tuple[ScoredPrompt, ...]
+
+
+FromEngine = Selected | FullRow | Scored

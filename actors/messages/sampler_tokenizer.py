@@ -12,7 +12,8 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True):
     """Tokens committed for submission `id`; `logprobs` is empty or one entry a token.
 
     The first of a submission tell what of its prompt came from the prefix cache: `cached` tokens,
-    `decoded` of them written by decode.
+    `decoded` of them written by decode. Where `prompt` says how likely the next tokens of the
+    prompt were, there is nothing else.
     """
 
     id: str
@@ -21,6 +22,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True):
     logprobs: tuple[RowLogprobs, ...] = ()
     cached: int = 0
     decoded: int = 0
+    prompt: tuple[RowLogprobs, ...] = ()
 
 
 class Committed(msgspec.Struct, frozen=True):

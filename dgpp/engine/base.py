@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dgpp.sample.candidates import Candidates, SlotTables
+from dgpp.sample.scored import ScoredPrompt
 from dgpp.sched.plan import Plan
 
 
@@ -73,6 +74,8 @@ class Engine(Protocol):
     limits: EngineLimits
     trace: StepTrace
     """Of the step last collected."""
+    scored: tuple[ScoredPrompt, ...]
+    """What that step found of the prompts that ask how likely their tokens were."""
 
     def launch(self, plan: Plan, tables: SlotTables) -> None:
         """Begin the plan's step: run the model over its rows, adjust their logits by `tables` (read

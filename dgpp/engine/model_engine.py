@@ -19,6 +19,7 @@ from dgpp.engine.backends import make_backend
 from dgpp.engine.base import EngineLimits, StepTrace
 from dgpp.engine.moves import StateMoves
 from dgpp.engine.row_selection import RowSelector, row_draw
+from dgpp.engine.scoring import PromptScorer, scored_rows
 from dgpp.engine.sharded_selection import ShardedSelector, gather_slices
 from dgpp.errors import CheckpointError, NumericError
 from dgpp.models.account import Account
@@ -32,6 +33,7 @@ from dgpp.models.sources import CheckedWeights, LoadedWeights
 from dgpp.net.collective import Collective
 from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.params import SamplingParams
+from dgpp.sample.scored import ScoredPrompt
 from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import Open, Plan
 from dgpp.sched.request import Submit
@@ -65,14 +67,17 @@ class _Slot:
 class _Lane:
     """What a step leaves behind, kept while the next ones run.
 
-    `is_decode`: it was nothing else; `replayed` rows of it were a recorded step's.
+    `is_decode`: it was nothing else; `replayed` rows of it were a recorded step's. `scorer` uses
+    the same room before the step's own rows do.
     """
 
     logits: Logits
     selector: RowSelector | ShardedSelector
+    scorer: PromptScorer
     step: int = -1
     is_decode: bool = False
     replayed: int = 0
+    scored: tuple[ScoredPrompt, ...] = ()
 
 
 class ModelEngine:
@@ -138,6 +143,7 @@ class ModelEngine:
         self._replayed = 0
         self._ended_ns = 0
         self.trace = StepTrace()
+        self.scored: tuple[ScoredPrompt, ...] = ()
 
     def warm_up(self) -> None:
         """Compile or load every kernel and touch all scratch, before the first request.
@@ -178,6 +184,9 @@ class ModelEngine:
         self._launched += 1
         with self.backend.guard(f"launching step {plan.step}"):
             index = self.forward(plan)
+            lane.scored = tuple(
+                lane.scorer.score(rows, tables) for rows in scored_rows(plan, self._slot)
+            )
             if index:
                 self.model.logits(index, lane.logits)
             slots = plan.sampled_slots()
@@ -196,8 +205,8 @@ class ModelEngine:
         lane = self._lane_of(step)
         with self.backend.guard(f"running step {step}"):
             found = lane.selector.collect()
-        if np.isnan(found.lse).any():
-            raise NumericError(f"engine: the model's logits are {NOT_NUMBERS}")
+        _require_numbers(found)
+        self.scored = lane.scored
         self._measure(lane)
         return found
 
@@ -232,7 +241,9 @@ class ModelEngine:
         if self.collective is not None:
             merged = self.collective.merge(picker, self._slices)
             selector = ShardedSelector(local, self.collective, self._slices, merged=merged)
-        return _Lane(self.backend.logits(sampled, own), selector)
+        logits = self.backend.logits(sampled, own)
+        scorer = PromptScorer(self.model.logits, logits, selector, sampled, _require_numbers)
+        return _Lane(logits, selector, scorer)
 
     def _lane_of(self, step: int) -> _Lane:
         lane = next((lane for lane in self._lanes if lane.step == step), None)
@@ -287,6 +298,11 @@ class ModelEngine:
         if self.collective is None:
             return own
         return gather_slices(self.collective, own, self._slices)
+
+
+def _require_numbers(found: Candidates) -> None:
+    if np.isnan(found.lse).any():
+        raise NumericError(f"engine: the model's logits are {NOT_NUMBERS}")
 
 
 def _load(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +15,9 @@ from dgpp.engine.base import EngineLimits, StepTrace
 from dgpp.engine.script import ScriptLine, max_drafts
 from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.rng import draw
-from dgpp.sched.plan import FED, DecodeRow, Open, Plan
+from dgpp.sample.scored import ScoredPrompt
+from dgpp.sched.plan import FED, DecodeRow, Open, Plan, PrefillChunk
+from dgpp.text.delta import RowLogprobs
 
 _OPEN_LSE = 40.0
 """Against a logit of 0: the one candidate of a row left open weighs next to nothing."""
@@ -23,13 +26,14 @@ _OPEN_LSE = 40.0
 class _Slot:
     """What one slot plays: a line, or without a script the random stream of its choice."""
 
-    __slots__ = ("astray", "line", "max_tokens", "next", "prompt_tokens", "seed", "steps")
+    __slots__ = ("astray", "line", "max_tokens", "next", "prompt_tokens", "scored", "seed", "steps")
 
     def __init__(self, opened: Open, line: ScriptLine | None, seed: int) -> None:
         self.line = line
         self.seed = seed
         self.prompt_tokens = opened.request.prompt_tokens
         self.max_tokens = opened.request.max_tokens
+        self.scored = opened.request.scored
         self.steps = 0
         # Where a row that feeds the engine's own pick must stand, and whether there is such a pick.
         self.next = self.prompt_tokens
@@ -57,6 +61,7 @@ class _Step(NamedTuple):
 
     number: int
     candidates: Candidates
+    scored: tuple[ScoredPrompt, ...]
 
 
 class ScriptedEngine:
@@ -69,7 +74,8 @@ class ScriptedEngine:
     numbers of the counter-based generator keyed by `seed` and the choice's number.
 
     Ahead of verdicts (`limits.depth`) it picks the scripted id itself, and a row that feeds a pick
-    which was left open gives a wrong id, as a model would.
+    which was left open gives a wrong id, as a model would. Of prompts it knows nothing: where
+    one is to be scored, every id is as likely as the next.
 
     `limits.max_drafts` is raised to what the lines need. The engine's actor keeps the pace of
     `engine.step_ms`; the engine reads no clock.
@@ -85,6 +91,7 @@ class ScriptedEngine:
         drafts = max(limits.max_drafts, max_drafts(lines))
         self.limits = msgspec.structs.replace(limits, max_drafts=drafts)
         self.trace = StepTrace()
+        self.scored: tuple[ScoredPrompt, ...] = ()
         self._lines = lines
         self._seed = seed
         self._slots: dict[int, _Slot] = {}
@@ -105,10 +112,15 @@ class ScriptedEngine:
                 self._play(rows, chunk.slot, 0, 1)
         for row in plan.decodes:
             self._decode(rows, row, alone=bool(tables.masked[row.slot]))
-        self._steps.append(_Step(plan.step, self._candidates(rows, tables)))
+        scored = tuple(
+            self._score(chunk) for chunk in plan.prefills if slots[chunk.slot].scored >= 0
+        )
+        self._steps.append(_Step(plan.step, self._candidates(rows, tables), scored))
 
     def collect(self, step: int) -> Candidates:
-        return self._step(step).candidates
+        found = self._step(step)
+        self.scored = found.scored
+        return found.candidates
 
     def full_rows(self, step: int, rows: list[int]) -> npt.NDArray[np.float32]:
         """float32 [len(rows), vocab]: 0 at the row's id, −inf elsewhere."""
@@ -149,6 +161,15 @@ class ScriptedEngine:
             rows.append(_Row(slot, place, token, draft, state.is_open(produced + place)))
         state.astray |= rows[-1].is_open
         state.next = state.prompt_tokens + produced + count - 1
+
+    def _score(self, chunk: PrefillChunk) -> ScoredPrompt:
+        """Of the tokens after each of the chunk's, inside the prompt."""
+        state, size = self._slots[chunk.slot], self.limits.vocab_size
+        alike = -math.log(size)
+        top = tuple(range(min(state.scored, size)))
+        row = RowLogprobs(alike, top, (alike,) * len(top))
+        count = min(chunk.count, state.prompt_tokens - 1 - chunk.start)
+        return ScoredPrompt(chunk.slot, (row,) * count)
 
     def _scripted(self, state: _Slot, number: int) -> int:
         if state.line is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from dgpp.errors import DgppError
 from dgpp.sample.candidates import Candidates
 from dgpp.sample.rows import Rows
+from dgpp.sample.scored import ScoredPrompt
 from dgpp.sample.slot import SlotSampler, SlotStep
 from dgpp.sched.plan import Plan
 from dgpp.sched.verdict import Finish, SlotVerdict, Verdict
@@ -58,6 +60,13 @@ class Sampler:
         for opened in plan.opens:
             slots[opened.slot] = SlotSampler(opened.request, opened.cached_tokens, opened.decoded)
         return ended
+
+    def scores(self, prompts: Iterable[ScoredPrompt]) -> list[SlotStep]:
+        """For the readers: what the prepared plan's step found of prompts."""
+        return [
+            SlotStep(self._holder(found.slot).submit.id, (), Finish.NONE, prompt=found.rows)
+            for found in prompts
+        ]
 
     def step(self, plan: Plan, candidates: Candidates) -> Sampled | NeedRows:
         """Decide the prepared `plan`, whose engine found `candidates`.

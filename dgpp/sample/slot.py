@@ -22,7 +22,8 @@ class PickMismatchError(DgppError):
 
 class SlotStep(NamedTuple):
     """What one step committed for one choice; `logprobs` is empty or one entry a token. Of its
-    prompt `cached` tokens came from the prefix cache, `decoded` of them written by decode."""
+    prompt `cached` tokens came from the prefix cache, `decoded` of them written by decode. Or else
+    `prompt` says how likely the next tokens of the prompt were, and nothing is committed."""
 
     id: str
     tokens: tuple[int, ...]
@@ -30,6 +31,7 @@ class SlotStep(NamedTuple):
     logprobs: tuple[RowLogprobs, ...] = ()
     cached: int = 0
     decoded: int = 0
+    prompt: tuple[RowLogprobs, ...] = ()
 
 
 class SlotSampler:

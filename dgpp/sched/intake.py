@@ -44,8 +44,8 @@ class Intake:
                 fault = "its id is live already"
             elif not submit.prompt or len(submit.prompt) % 4:
                 fault = f"its prompt of {len(submit.prompt)} bytes is not one or more u32 ids"
-            elif submit.max_tokens < 1:
-                fault = f"max_tokens {submit.max_tokens} is below 1"
+            elif submit.max_tokens < 0:
+                fault = f"max_tokens {submit.max_tokens} is below 0"
             elif abs(submit.priority) > HIGHEST_PRIORITY:
                 fault = f"priority {submit.priority} is outside ±{HIGHEST_PRIORITY}"
             elif len(submit.boundaries) % 4:

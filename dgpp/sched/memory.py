@@ -79,7 +79,7 @@ class Memory:
 
     def find(self, choice: Choice) -> Match | None:
         """What of the choice's prompt is cached; None where it must not be asked."""
-        if self.cache is None or choice.submit.no_cache:
+        if self.cache is None or not choice.submit.uses_cache:
             return None
         return self.cache.match(choice.submit.prompt, choice.prompt_tokens)
 

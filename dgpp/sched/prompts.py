@@ -15,6 +15,9 @@ from dgpp.sched.memory import Memory
 from dgpp.sched.plan import PrefillChunk
 from dgpp.sched.reading import share_units
 
+SCORED_ROWS = 512
+"""Most of a scored prompt in one step, whatever the budget: each row wants logits of its own."""
+
 
 class Prompts:
     """Choices whose prompts are not read whole, in order of admission.
@@ -111,6 +114,9 @@ class Prompts:
             leader, at = follower.follows
             if leader is choice and choice.read < at < end:
                 end = at
+        if choice.submit.scored >= 0:
+            most = max(SCORED_ROWS // self._align, 1) * self._align
+            end = min(end, choice.read + most)
         if self._snapshots and choice.cuts:
             end = min(end, choice.cuts[0].position)
         return end

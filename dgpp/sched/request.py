@@ -33,14 +33,17 @@ def unpack_ids(packed: bytes) -> Ids:
 
 
 class Submit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One choice of one request: a prompt to continue by at most `max_tokens` tokens.
+    """One choice of one request: a prompt to continue by at most `max_tokens` tokens, or, where
+    that is 0, only to read.
 
     `id` is `<request>-<choice>`, unique among live requests. `prompt` is packed u32 ids
     (`pack_ids`), at least one. `seed` is an unsigned 64-bit key of the counter-based generator.
     `stop_ids` are the ids that end the text (empty when the request ignores them). `grammar`, where
     there is one, is what the answer must follow, as `dgpp.grammar` writes it. `boundaries` are the
     packed positions, ascending and inside the prompt, where a role's text begins. With `no_cache`
-    the prompt is neither looked up in the prefix cache nor left there.
+    the prompt is neither looked up in the prefix cache nor left there. `scored` asks how likely the
+    prompt's own tokens were, and for that many likelier ids beside each (−1: no); what the cache
+    holds was never scored, so such a prompt is read whole.
     """
 
     id: str
@@ -53,6 +56,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True):
     grammar: str = ""
     boundaries: bytes = b""
     no_cache: bool = False
+    scored: int = -1
 
     @property
     def boundary_positions(self) -> list[int]:
@@ -68,6 +72,11 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def prompt_tokens(self) -> int:
         return len(self.prompt) // 4
+
+    @property
+    def uses_cache(self) -> bool:
+        """Whether the prefix cache is asked for the prompt and may keep it."""
+        return not self.no_cache and self.scored < 0
 
     @property
     def runs_ahead(self) -> bool:

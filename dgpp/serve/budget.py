@@ -18,7 +18,7 @@ def token_budget(
         raise invalid(f"{param} must give at least one token", param)
     limit = model.request_limit
     room = limit - prompt_tokens
-    if room < 1:
+    if room < (1 if max_tokens is None else min(max_tokens, 1)):
         message = f"The prompt has {prompt_tokens} tokens, the limit is {limit} with the answer"
         raise invalid(message, param, "context_length_exceeded")
     if max_tokens is None:

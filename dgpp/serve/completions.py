@@ -8,36 +8,38 @@ import numpy as np
 
 from dgpp.sched.request import pack_ids
 from dgpp.serve import limits
-from dgpp.serve.errors import invalid
+from dgpp.serve.errors import invalid, unsupported
 from dgpp.serve.fields import Body, Fields
 from dgpp.serve.options import SHARED, ignored_fields, shared_options
 from dgpp.serve.request import GenerationRequest
 from dgpp.serve.served import ServedModel
 
-_REFUSED: dict[str, tuple[Any, ...]] = {
-    "echo": (False,),
-    "suffix": (),
-    "top_logprobs": (),
-    "n": (1,),
-    "best_of": (1,),
-    "user": (),
-}
-"""Fields that are not served, each with the values that change nothing."""
-
-_KNOWN = SHARED | _REFUSED.keys() | {"prompt"}
+_KNOWN = SHARED | {"prompt", "echo", "suffix", "best_of", "top_logprobs", "user"}
 
 
 def parse_completion(body: Body, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
-    """The request in `body`. Raises ApiError naming the field."""
+    """The request in `body`. Raises ApiError naming the field.
+
+    Legacy `logprobs` counts alternatives to the token itself, so one more is asked for.
+    """
     fields = Fields.of(body)
     logprobs = fields.integer("logprobs", 0, limits.LEGACY_LOGPROBS)
-    shared = shared_options(fields, model, -1 if logprobs is None else logprobs)
-    for name, neutral in _REFUSED.items():
-        fields.refuse(name, neutral)
+    shared = shared_options(fields, model, -1 if logprobs is None else logprobs + 1)
+    n = fields.integer("n", 1, limits.CHOICES) or 1
+    fields.refuse("suffix")
+    fields.refuse("top_logprobs")
+    # The best n of n are all of them.
+    fields.refuse("best_of", (n,))
+    fields.text("user")
+    repeats = fields.boolean("echo")
+    if repeats and logprobs is not None and not model.scores:
+        raise unsupported("echo with logprobs is not supported on several GPUs", "echo")
     return GenerationRequest(
         id=id,
         kind="completion",
-        max_tokens=fields.integer("max_tokens", 1, limits.MAX_TOKENS),
+        n=n,
+        max_tokens=fields.integer("max_tokens", 0, limits.MAX_TOKENS),
+        repeats_prompt=repeats,
         ignored=ignored_fields(fields, _KNOWN),
         **shared,
         **_prompts(fields, model.vocab_size),

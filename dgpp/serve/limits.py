@@ -57,6 +57,8 @@ LOGIT_BIAS_IDS = 1024
 LOGIT_BIAS = 100.0
 TOP_LOGPROBS = 20
 LEGACY_LOGPROBS = 5
+SCORED_TOKENS = 1 << 16
+"""Prompt tokens of one request whose log probabilities are told."""
 PING_INTERVAL = 2**31 - 1
 PRIORITY = HIGHEST_PRIORITY
 METADATA_KEYS = 16

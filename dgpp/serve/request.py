@@ -31,9 +31,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `named`: the client named the tool. `answer`: what JSON the answer must be, None for text.
     `echo`: members of the body, as JSON, that the answer repeats.
     `max_tokens` None means the server's default, cut to the room the prompt leaves. `n` is the
-    choices per prompt; choice `p * n + k` is the k-th of prompt p. `seed` None means a random
-    one. `timeout_s` is how long the whole answer may take. `ping_interval` is in seconds, -1 for
-    no keep-alive comments. `ignored` counts the unknown fields the client sent, for a log line.
+    choices per prompt; choice `p * n + k` is the k-th of prompt p. `repeats_prompt`: a
+    completion's text begins with the prompt, and logprobs are told of it too. `seed` None means a
+    random one. `timeout_s` is how long the whole answer may take. `ping_interval` is in seconds, -1
+    for no keep-alive comments. `ignored` counts the unknown fields the client sent, for a log line.
     """
 
     id: str
@@ -51,6 +52,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     named: bool = False
     answer: JsonAnswer | None = None
     echo: str = "{}"
+    repeats_prompt: bool = False
     n: int = 1
     max_tokens: int | None = None
     sampling: SamplingParams = SamplingParams()
@@ -67,6 +69,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
     ignored: int = 0
+
+    @property
+    def scored(self) -> int:
+        """How many best tokens are told beside each of the prompt's own, −1 where nothing is."""
+        return max(self.sampling.logprobs - 1, -1) if self.repeats_prompt else -1
 
     @property
     def choices(self) -> int:

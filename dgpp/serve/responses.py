@@ -127,6 +127,6 @@ class WholeAnswer:
         return {
             "index": index,
             "text": "".join(message.texts),
-            "logprobs": LegacyLogprobs().form(message.logprobs) if wanted else None,
+            "logprobs": LegacyLogprobs(self._request).form(message.logprobs) if wanted else None,
             "finish_reason": message.finish,
         }

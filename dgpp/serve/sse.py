@@ -162,7 +162,7 @@ class CompletionStream(EventStream):
         self, request: GenerationRequest, created: int, padding: Padding | None = None
     ) -> None:
         super().__init__(request, created, padding)
-        self._legacy = [LegacyLogprobs() for _ in range(request.choices)]
+        self._legacy = [LegacyLogprobs(request) for _ in range(request.choices)]
 
     def _content(self, delta: Delta) -> bytes:
         if not (delta.parts or delta.logprobs):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from dgpp.grammar.matcher import Grammars
 from dgpp.sched.request import Submit, pack_ids, unpack_ids
+from dgpp.serve import limits
 from dgpp.serve.budget import token_budget
 from dgpp.serve.constraint import constrains, grammar_of
 from dgpp.serve.errors import invalid, prompt_refused
@@ -62,6 +63,7 @@ def submission(
     # What follows a grammar ends where the grammar does.
     endless = (request.ignore_eos or model.no_eos) and not grammar
     stops = () if endless else tuple(sorted(codec.stop_ids))
+    _check_scored(request, prompts)
     for prompt in prompts:
         tokens = len(prompt) // 4
         max_tokens = token_budget(tokens, request.max_tokens, model, param)
@@ -83,10 +85,18 @@ def submission(
                     grammar=grammar,
                     boundaries=boundaries,
                     no_cache=not request.prefix_cache,
+                    scored=request.scored,
                 )
             )
     output = _output(request, codec, model, reasoning=reasoning)
     return Submission(tuple(submits), tuple(prompts), output)
+
+
+def _check_scored(request: GenerationRequest, prompts: list[bytes]) -> None:
+    tokens = request.n * sum(map(len, prompts)) // 4
+    if request.scored >= 0 and tokens > limits.SCORED_TOKENS:
+        message = f"echo with logprobs: {tokens} prompt tokens, the limit is {limits.SCORED_TOKENS}"
+        raise invalid(message, "prompt")
 
 
 def _opens_reasoning(request: GenerationRequest, codec: TextCodec, prompts: list[bytes]) -> bool:
@@ -101,7 +111,11 @@ def _output(
 ) -> OutputOptions:
     """How the answer is to be read: a raw completion has no reasoning and no calls."""
     if request.kind == "completion":
-        return OutputOptions(stop=request.stop)
+        return OutputOptions(
+            stop=request.stop,
+            repeats_prompt=request.repeats_prompt,
+            scored=request.scored >= 0,
+        )
     dialect = codec.dialect
     if model.reasoning_in_content:
         dialect = replace(dialect, thinking=None)

@@ -20,8 +20,10 @@ from dgpp.text.delta import (
     ReasoningPart,
     RowLogprobs,
     TextPart,
+    TokenLogprob,
 )
 from dgpp.text.dialect import PLAIN, Dialect
+from dgpp.text.repeated import RepeatedPrompt
 from dgpp.text.router import Content, Reasoning, Routed, Router
 from dgpp.text.visible import VisibleTokens
 
@@ -47,6 +49,9 @@ class OutputOptions:
     `tools`        the tools that may be called, by name; none means that calls are text
     `forced`       one tool was named by the client: its call is a plain stop (OpenAI's rule)
     `whole_arguments`  a call's arguments are told in one piece, when they are complete
+    `repeats_prompt`   the text begins with the prompt
+    `scored`           that prompt's logprobs are told, and those of every token of the answer,
+                       hidden ones and the end token included
     """
 
     stop: tuple[str, ...] = ()
@@ -55,6 +60,8 @@ class OutputOptions:
     tools: Mapping[str, ToolSchema] = field(default_factory=dict)
     forced: bool = False
     whole_arguments: bool = False
+    repeats_prompt: bool = False
+    scored: bool = False
 
 
 class OutputStream:
@@ -68,7 +75,8 @@ class OutputStream:
     `completion_tokens` counts tokens up to the end token, or the one that completed a stop
     string. `stop_found` is set where a stop string ended the text: the engine does not know yet.
     `finished` is set after the last delta; whatever is fed then is dropped. `cached_tokens` and
-    `decoded_tokens` are passed on as they are set.
+    `decoded_tokens` are passed on as they are set. `prompt` are the prompt's ids, wanted where the
+    answer repeats it.
     """
 
     def __init__(
@@ -77,6 +85,7 @@ class OutputStream:
         id: str,  # noqa: A002
         choice: int,
         options: OutputOptions | Sequence[str] = (),
+        prompt: Sequence[int] = (),
     ) -> None:
         if not isinstance(options, OutputOptions):
             options = OutputOptions(stop=tuple(options))
@@ -99,7 +108,10 @@ class OutputStream:
         self._text = _decoder("replace")
         self._reasoning = _decoder("replace")
         self._fed = 0
-        self._visible = VisibleTokens(table)
+        self._visible = VisibleTokens(table, every=options.scored)
+        self._prompt: RepeatedPrompt | None = None
+        if options.repeats_prompt:
+            self._prompt = RepeatedPrompt(table, prompt, scored=options.scored)
         self._call = -1
         self._kept: list[str] = []
         self._reasoned = False
@@ -120,7 +132,6 @@ class OutputStream:
             return None
         shown = tokens[:-1] if finish is Finish.EOS else tokens
         pieces = [self._table.raw(token) for token in shown]
-        self._visible.add(self._fed, shown, pieces, logprobs)
         router = self._router
         routed = router.push(b"".join(pieces))
         if router.stop_end is not None:
@@ -129,12 +140,16 @@ class OutputStream:
             self.stop_found = True
         elif finish is not Finish.NONE:
             routed += router.finish(whole=finish in ENDED_BY_MODEL)
+        # The end token has no bytes to be text; whoever hears of every token hears of it.
+        heard = [*pieces, b""] if len(shown) < len(tokens) else pieces
+        self._visible.add(self._fed, tokens, heard, logprobs)
         self._count_reasoning(pieces, len(tokens))
         self._fed += sum(map(len, pieces))
         self.completion_tokens += len(tokens)
         self.finished = finish is not Finish.NONE
-        parts = self._parts(routed)
-        entries = self._visible.due(router.resolved, finished=self.finished)
+        before, entries = self._before()
+        parts = self._parts(routed, before)
+        entries += self._visible.due(router.resolved, finished=self.finished)
         if not (parts or entries or self.finished):
             return None
         return Delta(
@@ -149,6 +164,22 @@ class OutputStream:
             self.cached_tokens,
             self.decoded_tokens,
         )
+
+    def read(self, rows: Sequence[RowLogprobs]) -> Delta:
+        """The news that the next tokens of a repeated prompt bring, which `rows` speak of."""
+        assert self._prompt is not None
+        data, entries = self._prompt.scored(rows)
+        text = self._text.decode(data)
+        parts = (TextPart(text),) if text else ()
+        return Delta(self._id, self._choice, 0, parts, tuple(entries))
+
+    def _before(self) -> tuple[str, tuple[TokenLogprob, ...]]:
+        """What is left to tell of a repeated prompt, once the answer begins."""
+        prompt, self._prompt = self._prompt, None
+        if prompt is None:
+            return "", ()
+        data, entries = prompt.rest()
+        return self._text.decode(data), tuple(entries)
 
     def _reason(self, finish: Finish) -> str | None:
         reason = REASONS.get(finish)
@@ -181,9 +212,10 @@ class OutputStream:
                 return count
         return len(pieces)
 
-    def _parts(self, routed: list[Routed]) -> list[Part]:
+    def _parts(self, routed: list[Routed], before: str) -> list[Part]:
         """Neighbours of one kind joined; at the end, what an unfinished character left."""
         text: list[Part] = []
+        _join(text, TextPart(before))
         for event in routed:
             match event:
                 case Content(start, data):

@@ -13,11 +13,12 @@ class VisibleTokens:
     """Tokens with logprobs wait here until all their bytes are dealt out.
 
     A token is told if any of its bytes is text; `raw` are those that are, so that over a choice
-    they join to the text's own bytes.
+    they join to the text's own bytes. With `every`, all tokens are told.
     """
 
-    def __init__(self, table: TokenBytes) -> None:
+    def __init__(self, table: TokenBytes, *, every: bool = False) -> None:
         self._table = table
+        self._every = every
         self._waiting: deque[tuple[int, int, int, RowLogprobs]] = deque()
         self._shown: deque[tuple[int, int]] = deque()
 
@@ -30,7 +31,7 @@ class VisibleTokens:
     ) -> None:
         """`tokens` of bytes `pieces` begin at offset `start`; `logprobs` is parallel or empty."""
         for token, piece, row in zip(tokens, pieces, logprobs, strict=False):
-            if piece:
+            if piece or self._every:
                 self._waiting.append((start, start + len(piece), token, row))
                 start += len(piece)
 
@@ -56,18 +57,18 @@ class VisibleTokens:
                 for low, high in self._shown
                 if low < end and high > start
             )
-            if kept:
-                entries.append(self._entry(token, row, None if kept == raw else kept))
+            if kept or self._every:
+                entries.append(token_logprob(self._table, token, row, kept))
         return tuple(entries)
 
-    def _entry(self, token: int, row: RowLogprobs, kept: bytes | None) -> TokenLogprob:
-        named = self._table.named
-        text, raw = named(token)
-        if kept is not None:
-            raw = kept
-            text = raw.decode("utf-8", "replace")
-        top = tuple(
-            TopLogprob(*named(other), value)
-            for other, value in zip(row.ids, row.values, strict=True)
-        )
-        return TokenLogprob(text, raw, row.logprob, top)
+
+def token_logprob(table: TokenBytes, token: int, row: RowLogprobs, shown: bytes) -> TokenLogprob:
+    """What is told of `token`, `shown` of which is text; one that shows nothing is told by name."""
+    text, literal = table.named(token)
+    if shown and shown != literal:
+        text = shown.decode("utf-8", "replace")
+    top = tuple(
+        TopLogprob(*table.named(other), value)
+        for other, value in zip(row.ids, row.values, strict=True)
+    )
+    return TokenLogprob(text, shown, row.logprob, top)

@@ -93,6 +93,32 @@ def test_a_completion_streams(client):
     assert "".join(c.choices[0].text for c in chunks) == TEXT
 
 
+def test_a_completion_begins_with_its_prompt_where_asked(client, tokenizer):
+    """vllm#6521: echo with max_tokens 0, and what lm-eval reads of it."""
+    model = client.models.list().data[0].id
+    prompts = [tokenizer.encode(text) for text in ("Käse for two", "and one more")]
+    asked = {"model": model, "prompt": prompts, "echo": True, "logprobs": 1}
+    whole = client.completions.create(**asked, max_tokens=0)
+    assert [c.text for c in whole.choices] == ["Käse for two", "and one more"]
+    assert {c.finish_reason for c in whole.choices} == {"length"}
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (sum(map(len, prompts)), 0)
+    for choice, prompt in zip(whole.choices, prompts, strict=True):
+        told = choice.logprobs
+        assert told.token_logprobs[0] is None
+        assert told.top_logprobs[0] is None
+        # A scripted engine knows nothing of prompts: each of the 479 ids is as likely.
+        assert told.token_logprobs[1:] == pytest.approx([-6.171700597] * (len(prompt) - 1))
+        assert len(told.tokens) == len(told.text_offset) == len(prompt)
+    one = client.completions.create(**asked, max_tokens=1)
+    entries = [len(choice.logprobs.tokens) for choice in one.choices]
+    assert entries == [len(prompt) + 1 for prompt in prompts]
+    pieces = ["", ""]
+    for chunk in client.completions.create(**asked, max_tokens=4, stream=True):
+        pieces[chunk.choices[0].index] += chunk.choices[0].text
+    said = tokenizer.decode(tokenizer.encode(TEXT)[:4])
+    assert pieces == ["Käse for two" + said, "and one more" + said]
+
+
 def test_errors_are_the_clients_own_kinds(client):
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.chat.completions.create(model="nobody", messages=[{"role": "user", "content": "x"}])

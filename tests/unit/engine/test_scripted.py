@@ -1,3 +1,5 @@
+import math
+
 import msgspec
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from dgpp.sched.outcomes import Retired
 from dgpp.sched.plan import Open, Plan, PrefillChunk
 from dgpp.sched.request import Record, Submit, pack_ids
 from dgpp.sched.scheduler import Scheduler
+from dgpp.sched.verdict import Finish
+from dgpp.text.delta import RowLogprobs
 
 VOCAB = 70
 LIMITS = EngineLimits(3, VOCAB, 512, 8, 200, 16, 64, 8)
@@ -34,6 +38,7 @@ class World:
         self.tables = allocate_tables(LIMITS.slots, VOCAB, engine.limits.max_drafts + 1)
         self.answers: dict[str, list[int]] = {}
         self.sizes: dict[str, list[int]] = {}
+        self.scored: dict[str, list[RowLogprobs]] = {}
         self.ends: dict[str, Retired] = {}
         self.rows: list[int] = []
         self.asked = 0
@@ -57,6 +62,8 @@ class World:
         self.sampler.prepare(plan)
         found = self.engine.collect(plan.step)
         self.rows.append(len(found.drafts))
+        for told in self.sampler.scores(self.engine.scored):
+            self.scored.setdefault(told.id, []).extend(told.prompt)
         result = self.sampler.step(plan, found)
         if isinstance(result, NeedRows):
             self.asked += len(result.rows)
@@ -245,3 +252,23 @@ def test_a_script_is_read_from_its_file(tmp_path):
     assert max_drafts(lines) == 2
     with pytest.raises(ConfigError, match="No such file"):
         load_script(tmp_path / "none.jsonl", VOCAB)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_prompt_that_is_only_read_ends_with_its_last_row(depth):
+    script = b'{"ids": [10, 11, 12, 13, 14]}'
+    world = World(script, depth=depth)
+    world.tick(ask("mate-0", 9))
+    world.tick(ask("read-0", 0, scored=2), ask("unscored-0", 0), ask("one-0", 1, scored=0))
+    world.run()
+    assert world.answers["read-0"] == world.answers["unscored-0"] == []
+    assert world.answers["mate-0"] == [10, 11, 12, 13, 14, 10, 11, 12, 13]
+    assert world.ends["read-0"] == Retired("read-0", Finish.LENGTH, 0)
+    assert len(world.answers["one-0"]) == 1
+    row = RowLogprobs(-math.log(VOCAB), (0, 1), (-math.log(VOCAB),) * 2)
+    assert world.scored == {
+        "read-0": [row] * 28,
+        "one-0": [RowLogprobs(-math.log(VOCAB))] * 28,
+    }
+    world.scheduler.check()
+    assert world.scheduler.statistics().blocks_in_use == 0

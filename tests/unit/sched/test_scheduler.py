@@ -199,7 +199,7 @@ def test_priority_does_not_starve_either():
     [
         (Submit("a-0", b"", 1), "prompt of 0 bytes"),
         (Submit("a-0", b"abcde", 1), "prompt of 5 bytes"),
-        (Submit("a-0", pack_ids([1]), 0), "max_tokens 0"),
+        (Submit("a-0", pack_ids([1]), -1), "max_tokens -1"),
         (Submit("a-0", pack_ids([1]), 1, priority=101), "priority 101"),
         (Submit("live-0", pack_ids([1]), 1), "live already"),
         (Submit("new-0", pack_ids([1]), 1), "live already"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from dgpp.sched.request import unpack_ids
@@ -53,20 +54,54 @@ def test_wrong_prompts(model: ServedModel, prompt: Any, param: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("echo", True), ("echo", 0), ("suffix", "x"), ("top_logprobs", 1), ("n", 2), ("best_of", 3),
-     ("user", "u"), ("n", True)],
-)  # fmt: skip
-def test_refused_fields(model: ServedModel, field: str, value: Any) -> None:
+    ("field", "value", "code"),
+    [
+        ("suffix", "x", "unsupported_parameter"),
+        ("suffix", "", "unsupported_parameter"),
+        ("top_logprobs", 1, "unsupported_parameter"),
+        ("best_of", 3, "unsupported_parameter"),
+        ("echo", 0, None),
+        ("n", True, None),
+        ("n", 129, None),
+        ("n", 0, None),
+        ("user", 1, None),
+        ("max_tokens", -1, None),
+    ],
+)
+def test_refused_fields(model: ServedModel, field: str, value: Any, code: str | None) -> None:
     with pytest.raises(ApiError) as caught:
         parse(model, prompt="a", **{field: value})
-    assert (caught.value.param, caught.value.code) == (field, "unsupported_parameter")
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, field, code)
 
 
 def test_values_that_change_nothing_pass(model: ServedModel) -> None:
-    found = parse(model, prompt="a", n=1, best_of=1, echo=False, suffix=None, logprobs=5, seed=7)
-    assert (found.sampling.logprobs, found.seed, found.ignored) == (5, 7, 0)
-    assert parse(model, prompt="a", logprobs=0).sampling.logprobs == 0
+    found = parse(
+        model, prompt="a", n=2, best_of=2, echo=False, suffix=None, logprobs=5, seed=7, user="u",
+    )  # fmt: skip
+    assert (found.choices, found.seed, found.ignored) == (2, 7, 0)
+    assert not found.repeats_prompt
+    assert found.scored == -1
     assert parse(model, prompt="a").sampling.logprobs == -1
+
+
+def test_alternatives_stand_beside_the_token_itself(model: ServedModel) -> None:
+    # The sampler gives the token the last place of its list: one more makes room for it.
+    assert parse(model, prompt="a", logprobs=5).sampling.logprobs == 6
+    assert parse(model, prompt="a", logprobs=0).sampling.logprobs == 1
+    echoed = parse(model, prompt="a", logprobs=0, echo=True, max_tokens=0)
+    assert (echoed.scored, echoed.repeats_prompt, echoed.max_tokens) == (0, True, 0)
+    plain = parse(model, prompt="a", echo=True)
+    assert (plain.scored, plain.repeats_prompt) == (-1, True)
+
+
+def test_echo_with_logprobs_needs_a_model_that_scores(model: ServedModel) -> None:
+    without = msgspec.structs.replace(model, scores=False)
+    assert parse(without, prompt="a", echo=True).repeats_prompt
+    with pytest.raises(ApiError) as caught:
+        parse(without, prompt="a", echo=True, logprobs=1)
+    assert (caught.value.param, caught.value.code) == ("echo", "unsupported_parameter")
+
+
+def test_wrong_logprobs(model: ServedModel) -> None:
     with pytest.raises(ApiError, match="from 0 to 5"):
         parse(model, prompt="a", logprobs=6)

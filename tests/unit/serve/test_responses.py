@@ -148,15 +148,39 @@ def test_chat_logprobs_form() -> None:
 
 
 def test_legacy_logprobs_count_characters_and_hold_the_chosen_token() -> None:
-    whole = WholeAnswer(request("completion", sampling=SamplingParams(logprobs=0)), 0)
+    whole = WholeAnswer(request("completion", sampling=SamplingParams(logprobs=1)), 0)
     pieces = [TokenLogprob("\ufffd", b"\xc3", -1.0), TokenLogprob("\ufffd", b"\xa9", -2.0)]
     whole.add(delta(0, 3, "éb", "length", (*pieces, TokenLogprob("b", b"b", -3.0))))
     assert whole.object()["choices"][0]["logprobs"] == {
-        "tokens": ["\ufffd", "\ufffd", "b"],
+        "tokens": ["bytes:\\xc3", "bytes:\\xa9", "b"],
         "token_logprobs": [-1.0, -2.0, -3.0],
-        "top_logprobs": [{"\ufffd": -1.0}, {"\ufffd": -2.0}, {"b": -3.0}],
+        "top_logprobs": [{"bytes:\\xc3": -1.0}, {"bytes:\\xa9": -2.0}, {"b": -3.0}],
         "text_offset": [0, 1, 1],
     }
+
+
+def test_legacy_alternatives_are_the_best_and_the_token_itself() -> None:
+    asked = request("completion", sampling=SamplingParams(logprobs=3), repeats_prompt=True)
+    stream = event_stream(asked, 0)
+
+    def logprobs(*entries: TokenLogprob) -> dict[str, Any]:
+        (event,) = events(stream.events(delta(0, 0, "x", None, entries)))
+        found: dict[str, Any] = event["choices"][0]["logprobs"]
+        return found
+
+    best = (TopLogprob("p", b"p", -0.5), TopLogprob("q", b"q", -1.0), TopLogprob("r", b"r", -2.0))
+    # Of the prompt's first token nothing can be said.
+    first = logprobs(TokenLogprob("a", b"a", 0.0), TokenLogprob("r", b"r", -2.0, best))
+    assert first["token_logprobs"] == [None, -2.0]
+    assert first["top_logprobs"] == [None, {"p": -0.5, "q": -1.0, "r": -2.0}]
+    # A token that nobody can see has a name and takes no place; a better id of the same text does
+    # not become worse by the one that was taken.
+    twice = (TopLogprob("p", b"p", -0.5), TopLogprob("p", b"p", -0.75))
+    second = logprobs(
+        TokenLogprob("<end>", b"", -1.0, best[:2]), TokenLogprob("p", b"p", -0.75, twice)
+    )
+    assert second["top_logprobs"] == [{"p": -0.5, "q": -1.0, "<end>": -1.0}, {"p": -0.5}]
+    assert second["text_offset"] == [2, 2]
 
 
 def test_logprobs_without_text_come_in_an_empty_delta() -> None:

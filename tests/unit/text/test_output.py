@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dgpp.sched.verdict import Finish
 from dgpp.text.codec import TextCodec
 from dgpp.text.delta import Delta, RowLogprobs, TokenLogprob
-from dgpp.text.output import OutputStream
+from dgpp.text.output import OutputOptions, OutputStream
 
 EOT = 474
 ids = st.lists(st.integers(0, 478), max_size=24)
@@ -154,6 +154,54 @@ def test_end_token_is_hidden_and_counted(codec: TextCodec) -> None:
         delta = stream.feed([39, end], Finish.EOS, rows_of([39, end]))
         assert (delta.text, delta.completion_tokens, delta.finish) == ("H", 2, "stop")
         assert [entry.token for entry in delta.logprobs] == ["H"]
+
+
+@given(
+    ids, st.lists(st.integers(0, 478), min_size=1, max_size=12), st.booleans(),
+    st.sampled_from([Finish.EOS, Finish.LENGTH]), stops, st.lists(st.integers(1, 8), max_size=24),
+    st.lists(st.integers(1, 5), max_size=12),
+)  # fmt: skip
+def test_a_repeated_prompt_comes_first_however_it_is_cut(
+    codec: TextCodec,
+    tokens: list[int],
+    prompt: list[int],
+    scored: bool,
+    finish: Finish,
+    stop: list[str],
+    cuts: list[int],
+    reads: list[int],
+) -> None:
+    if finish is Finish.EOS:
+        tokens = [*tokens, EOT]
+    plain = run(codec, tokens, finish, stop, cuts)
+    options = OutputOptions(tuple(stop), repeats_prompt=True, scored=scored)
+    stream = OutputStream(codec.tokenizer.bytes, "r", 0, options, prompt)
+    answer, rows = Answer(), rows_of(prompt)[1:]
+    while scored and rows:
+        size = reads.pop() if reads else len(rows)
+        answer.add(stream.read(rows[:size]))
+        rows = rows[size:]
+    told = rows_of(tokens)
+    for at in range(0, len(tokens), 2):
+        end = finish if at + 2 >= len(tokens) else Finish.NONE
+        if (delta := stream.feed(tokens[at : at + 2], end, told[at : at + 2])) is not None:
+            answer.add(delta)
+    if not tokens:
+        answer.add(stream.feed([], finish))
+    assert answer.tokens == plain.tokens
+    assert answer.finishes == plain.finishes
+    raw = codec.tokenizer.bytes.raw
+    spoken = b"".join(map(raw, prompt)) + b"".join(map(raw, tokens))
+    if not stop:
+        assert answer.text == spoken.decode("utf-8", "replace")
+    if not scored:
+        return
+    # One entry for every token of both, in order, each with its own number; none of the first.
+    assert len(answer.logprobs) == len(prompt) + plain.tokens
+    numbers = [-i / 8 for i in range(1, len(prompt))] + [-i / 8 for i in range(plain.tokens)]
+    assert [entry.logprob for entry in answer.logprobs[1:]] == numbers
+    shown = b"".join(entry.raw for entry in answer.logprobs)
+    assert shown.decode("utf-8", "replace") == answer.text
 
 
 @pytest.mark.bench
