@@ -25,7 +25,8 @@ CACHE_COUNTERS = tuple(f"cache_{name}" for name in CacheCounters.__struct_fields
 """The scheduler counts these itself; its actor copies them."""
 
 SCHEDULER = (
-    *_gauges("active", "prefilling", "queued", "blocks_in_use", "reservations_grown", "levels_s"),
+    *_gauges("active", "prefilling", "queued", "blocks_in_use", "reservations_grown"),
+    *_gauges("levels_s", "step_began_s"),
     *_gauges(*CACHE_LEVELS, *CACHE_COUNTERS),
     *_counters(
         "ticks",

@@ -58,7 +58,7 @@ class SchedulerReport:
             name: self._block.gauge(name)
             for name in (
                 *("active", "prefilling", "queued", "blocks_in_use", "reservations_grown"),
-                "levels_s",
+                *("levels_s", "step_began_s"),
             )
         }
         self._cache_gauges = {
@@ -91,6 +91,7 @@ class SchedulerReport:
 
     def planned(self, plan: Plan) -> None:
         self._planned.append((plan, self._context.clock_ns()))
+        self._show_step()
 
     def step(self, statistics: SchedulerStatistics, verdict: Verdict) -> None:
         """A step's verdict was applied."""
@@ -99,6 +100,7 @@ class SchedulerReport:
         # A step that was planned ahead began when the one before it ended.
         spent = now - max(planned_ns, self._stepped_ns)
         self._stepped_ns = now
+        self._show_step()
         tokens = sum(len(decided.tokens) for decided in verdict.slots)
         self._add("steps")
         self._add("tokens", tokens)
@@ -128,6 +130,11 @@ class SchedulerReport:
         gauges["reservations_grown"].set(statistics.reservations_grown)
         if statistics.cache is not None:
             self._cache_levels(statistics.cache)
+
+    def _show_step(self) -> None:
+        """Since when the step that is out runs: what `/health` goes by."""
+        began_ns = max(self._planned[0][1], self._stepped_ns) if self._planned else 0
+        self._gauges["step_began_s"].set(began_ns / 1e9)
 
     def _cache_levels(self, cache: CacheStatistics) -> None:
         gauges = self._cache_gauges

@@ -16,7 +16,7 @@ from actors.http.flight import Flight, Flights
 from actors.http.gate import Gate
 from actors.http.questions import Questions
 from actors.http.routes import Routes
-from actors.http.snapshot import snapshot
+from actors.http.snapshot import load, snapshot
 from actors.messages.http_scheduler import Cancel
 from actors.messages.http_tokenizer import Decode, Encode, Forget, Prepare
 from actors.messages.scheduler_http import Queued, Refused
@@ -46,6 +46,7 @@ class HttpActor(Role):
         super().__init__(context)
         settings = self.boot.settings
         self.model = self.boot.served
+        self.version = self.boot.version
         self.max_body_bytes = min(settings.http.max_body_bytes, TEXT_BODY_BYTES)
         self.health = Health(self.model.id)
         self.gate: Gate
@@ -221,6 +222,10 @@ class HttpActor(Role):
 
     def rejected(self) -> None:
         self._count["rejected"].add()
+
+    def look(self) -> Health:
+        now = load(self.context.peers, self.context.clock())
+        return self.health.now(now.step_s, now.waiting, self.boot.settings.engine.queue_limit)
 
     def metrics(self) -> MetricsSnapshot:
         return snapshot(

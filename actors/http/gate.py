@@ -8,7 +8,7 @@ from actors.http.credentials import Clock, KeyFile
 from dgpp.config.settings import HttpSettings
 from dgpp.serve.access import check_names
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 """What needs no key: load balancers have none."""
 
 

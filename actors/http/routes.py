@@ -25,6 +25,7 @@ from dgpp.serve.health import Health
 from dgpp.serve.limits import BODIES_BYTES, INLINE_BODY_BYTES
 from dgpp.serve.metrics import MetricsSnapshot
 from dgpp.serve.models import find_model, model_list
+from dgpp.serve.openapi.document import document
 from dgpp.serve.prometheus import CONTENT_TYPE, prometheus_text
 from dgpp.serve.request import GenerationRequest, Kind
 from dgpp.serve.responses import response_id
@@ -42,7 +43,7 @@ class Desk(Protocol):
 
     model: ServedModel
     max_body_bytes: int
-    health: Health
+    version: str
     gate: Gate
 
     def admit(self) -> None:
@@ -60,6 +61,9 @@ class Desk(Protocol):
     async def decode(self, ids: bytes) -> str:
         """The text of packed u32 `ids`, control tokens by name."""
 
+    def look(self) -> Health:
+        """How the server is, at this moment."""
+
     def metrics(self) -> MetricsSnapshot: ...
 
     def rejected(self) -> None:
@@ -76,6 +80,7 @@ class Routes:
         self._desk = desk
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="parser")
         self._bodies = 0
+        self._document: bytes | None = None
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
@@ -85,11 +90,19 @@ class Routes:
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/v1/models": {"GET": self._models},
-            "/health": {"GET": self._health},
+            "/health": {"GET": self._ready},
+            "/health/ready": {"GET": self._ready},
+            "/health/live": {"GET": self._live},
+            "/openapi.json": {"GET": self._openapi},
             "/metrics": {"GET": self._metrics},
             "/v1/metrics": {"GET": self._metrics},
             "/metrics/prometheus": {"GET": self._prometheus},
         }
+
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """The methods of each path; that of one model has its id in braces."""
+        found = {path: tuple(methods) for path, methods in self._routes.items()}
+        return {**found, "/v1/models/{id}": ("GET",)}
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every fault of it is answered, none is raised."""
@@ -234,9 +247,18 @@ class Routes:
         name = request.path.removeprefix("/v1/models/")
         return _json(find_model(self._desk.model, name))
 
-    async def _health(self, request: web.BaseRequest) -> web.StreamResponse:
-        health = self._desk.health
-        return _json(health.object(), health.status)
+    async def _ready(self, request: web.BaseRequest) -> web.StreamResponse:
+        health = self._desk.look()
+        return _json(health.object(), 200 if health.ready else 503)
+
+    async def _live(self, request: web.BaseRequest) -> web.StreamResponse:
+        health = self._desk.look()
+        return _json(health.object(), 200 if health.live else 503)
+
+    async def _openapi(self, request: web.BaseRequest) -> web.StreamResponse:
+        if self._document is None:
+            self._document = orjson.dumps(document(self._desk.model, self._desk.version))
+        return web.Response(body=self._document, content_type=JSON)
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(body=self._desk.metrics().json(), content_type=JSON)

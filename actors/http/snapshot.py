@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from actors.boot import Boot
 from actors.metrics import CACHE_COUNTERS, MOST_ROWS
@@ -46,6 +47,25 @@ class Reader:
         value = self._values[name]
         assert isinstance(value, HistogramValue)
         return Histogram(value.buckets, list(value.counts), value.total)
+
+
+class Load(NamedTuple):
+    """What tells whether a server should be sent more: the age of the step that runs in seconds, 0
+    where none does, and the requests that wait."""
+
+    step_s: float
+    waiting: int
+
+
+def load(peers: Mapping[str, StatisticsBlock], now: float) -> Load:
+    """How things stand at `now`."""
+    scheduler = Reader(peers["scheduler"])
+    return Load(_step_age(scheduler, now), scheduler.count("queued"))
+
+
+def _step_age(scheduler: Reader, now: float) -> float:
+    began = scheduler.real("step_began_s")
+    return max(0.0, now - began) if began else 0.0
 
 
 def snapshot(
@@ -125,6 +145,7 @@ def _scheduler(boot: Boot, scheduler: Reader, engine: Reader, now: float) -> Sch
         pool_blocks_in_use=scheduler.count("blocks_in_use"),
         tokens_generated=scheduler.count("tokens"),
         snapshot_age_ms=(now - last) * 1e3 if last else 0.0,
+        step_age_ms=_step_age(scheduler, now) * 1e3,
         prompts_prefilled=scheduler.count("prompts"),
         prompt_tokens=scheduler.count("prompt_tokens") + scheduler.count("cached_tokens"),
         prompt_tokens_computed=scheduler.count("prompt_tokens"),

@@ -43,6 +43,8 @@ _HISTORY = (
     "truncate_history_thinking",
     "preserve_reasoning",
 )
+SWITCHES = (*_THINKING, *_HISTORY)
+"""The template variables, each true or false, that a client may set."""
 
 
 def parse_chat(body: Body, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
@@ -102,9 +104,9 @@ def _template_kwargs(fields: Fields) -> dict[str, bool | str]:
     given = fields.object("chat_template_kwargs")
     if given is None:
         return {}
-    given.only((*_THINKING, "reasoning_effort", *_HISTORY))
+    given.only((*SWITCHES, "reasoning_effort"))
     found: dict[str, bool | str] = {
-        name: given.boolean(name) for name in (*_THINKING, *_HISTORY) if given.get(name) is not None
+        name: given.boolean(name) for name in SWITCHES if given.get(name) is not None
     }
     alias = found.pop("thinking", None)
     if alias is not None and found.setdefault("enable_thinking", alias) != alias:

@@ -50,6 +50,7 @@ class SchedulerMetrics(msgspec.Struct):
     prefilling: int = 0
     tokens_generated: int = 0
     snapshot_age_ms: float = 0.0
+    step_age_ms: float = 0.0
     prompts_prefilled: int = 0
     prompt_tokens: int = 0
     prompt_tokens_computed: int = 0

@@ -61,6 +61,7 @@ _GAUGES: list[tuple[str, Value]] = [
     ("kv_pool_blocks_in_use", attrgetter("scheduler.pool_blocks_in_use")),
     ("kv_cache_usage_perc", _usage),
     ("scheduler_snapshot_age_seconds", _seconds("scheduler.snapshot_age_ms")),
+    ("scheduler_step_age_seconds", _seconds("scheduler.step_age_ms")),
     ("prefill_inflight_prompt_tokens", attrgetter("prefill.prompt_tokens")),
     ("prefill_inflight_remaining_tokens", attrgetter("prefill.remaining_tokens")),
     *_of(

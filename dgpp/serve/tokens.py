@@ -23,9 +23,9 @@ def parse_tokenize(body: Body, id: str, model: ServedModel) -> GenerationRequest
     prompt = fields.text("prompt")
     if (prompt is None) == (fields.get("messages") is None):
         raise invalid("either prompt or messages is required", "prompt")
+    tools = parse_tools(fields).tools
     if prompt is not None:
         return GenerationRequest(id=id, kind="completion", model=model.id, prompts=(prompt,))
-    tools = parse_tools(fields).tools
     return GenerationRequest(
         id=id,
         kind="chat",

@@ -18,7 +18,7 @@ from dgpp.serve.served import ServedModel
 
 SECTIONS = {
     "scheduler": "active queued terminal records record_tokens pool_blocks_total "
-    "pool_blocks_in_use prefilling tokens_generated snapshot_age_ms prompts_prefilled "
+    "pool_blocks_in_use prefilling tokens_generated snapshot_age_ms step_age_ms prompts_prefilled "
     "prompt_tokens prompt_tokens_computed decode_steps decode_rows decode_batch spec_decode "
     "prefill_ms prefill_request_ms step_ms",
     "service": "requests_total requests_shed pending_admissions pending_cancellations "
@@ -42,7 +42,8 @@ build_info engine_failed max_concurrent_requests queue_limit kv_pool_tokens
 admission_window_tokens admission_prefill_budget_tokens admission_prefill_idle_budget_tokens
 num_requests_running num_requests_waiting num_requests_prefilling pending_admissions
 pending_cancellations kv_pool_blocks_total kv_pool_blocks_in_use kv_cache_usage_perc
-scheduler_snapshot_age_seconds prefill_inflight_prompt_tokens prefill_inflight_remaining_tokens
+scheduler_snapshot_age_seconds scheduler_step_age_seconds
+prefill_inflight_prompt_tokens prefill_inflight_remaining_tokens
 requests_total requests_shed_total requests_shed_pool_total requests_cancelled_total
 requests_failed_total requests_rejected_total connections_refused_total
 tool_calls_total reservations_grown_total
@@ -148,17 +149,32 @@ def test_histogram_counts_at_and_below_each_bound() -> None:
 
 
 def test_health_in_each_state() -> None:
+    def seen(health: Health) -> tuple[str, bool, bool]:
+        found = health.object()
+        assert found["model"] == "m"
+        assert (found["live"], found["ready"]) == (health.live, health.ready)
+        return found["status"], health.live, health.ready
+
     ready = Health("m", State.READY)
-    assert (ready.status, ready.object()) == (200, {"status": "ok", "model": "m"})
+    assert seen(ready) == ("ok", True, True)
     assert ready.refusal() is None
     failed = Health("m", State.FAILED, "engine 0 died")
-    assert failed.status == 503
-    assert failed.object() == {"status": "failed", "model": "m", "error": "engine 0 died"}
+    assert seen(failed) == ("failed", False, False)
+    assert failed.object()["error"] == failed.object()["reason"] == "engine 0 died"
     assert failed.refusal().code == "engine_failure"
     for state, code in ((State.STARTING, "overloaded"), (State.DRAINING, "server_shutdown")):
         health = Health("m", state)
-        assert (health.status, health.object()["status"]) == (503, str(state))
+        assert seen(health) == (str(state), True, False)
         assert (health.refusal().status, health.refusal().code) == (503, code)
+        assert health.now(99.0, 9, 8) is health
+    assert ready.now(0.0, 7, 8) is ready
+    assert ready.now(30.0, 0, 8) is ready
+    stalled = ready.now(31.4, 9, 8)
+    assert seen(stalled) == ("stalled", True, False)
+    assert stalled.object()["reason"] == "a step has been running for 31 s"
+    full = ready.now(29.0, 8, 8)
+    assert seen(full) == ("degraded", True, True)
+    assert full.object()["reason"] == "the queue is full: 8 requests wait"
 
 
 def test_models(model: ServedModel) -> None:
