@@ -124,10 +124,11 @@ def kv_row_width(kv_heads: int, head_dim: int, value_dim: int) -> int:
 
 
 class Scores(enum.IntEnum):
-    """What a router makes of an expert's logit: σ(x), or √softplus(x)."""
+    """What a router makes of an expert's logit: σ(x), √softplus(x), or its share of Σ exp(x)."""
 
     SIGMOID = 0
     SQRT_SOFTPLUS = 1
+    SOFTMAX = 2
 
 
 @dataclass(frozen=True, slots=True)

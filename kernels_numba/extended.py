@@ -19,9 +19,11 @@ from kernels_numba.backend import (
     Logits,
     Matrix,
     Norm,
+    Plane,
     Rows,
     Tensor,
 )
+from kernels_numba.streams import StreamBackend
 from kernels_numba.tables import TableBackend
 
 
@@ -186,45 +188,6 @@ class Index:
     every: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class HyperSite:
-    """How `streams` residual streams of `width` values meet one sublayer: mixes of fn · streams.
-
-    fn [2n + n², n · width]; base [2n + n²]; scale [3]. `norm_eps` is of the streams' RMS, `eps` of
-    the mixes, whose n × n part is made doubly stochastic in `iterations`. A site that does not
-    spread has the first n mixes only, and one scale.
-    """
-
-    fn: Matrix
-    base: Tensor
-    scale: Tensor
-    streams: int
-    width: int
-    norm_eps: float
-    eps: float
-    iterations: int
-    spreads: bool = True
-
-    @property
-    def mixes(self) -> int:
-        """Values of a row of mixes [pre n | post n | comb n × n]."""
-        return self.streams * (2 + self.streams) if self.spreads else self.streams
-
-
-@dataclass(frozen=True, slots=True)
-class StreamGate:
-    """How a row [keys n × width | value] joins `streams` of `width` values.
-
-    query, key float32 [n, width]: weights of the norms, by `eps`, of a stream and of its key.
-    """
-
-    query: Tensor
-    key: Tensor
-    streams: int
-    width: int
-    eps: float
-
-
 class Selection:
     """What each row of a step attends to: indices int32 [capacity, top] ascending, counts int32
     [capacity]; beyond a row's count the indices mean nothing."""
@@ -247,7 +210,7 @@ class Candidates:
 
 
 @runtime_checkable
-class ExtendedBackend(Backend, TableBackend, Protocol):
+class ExtendedBackend(Backend, StreamBackend, TableBackend, Protocol):
     """A backend that has these operations too."""
 
     def take_rows(self, matrix: Matrix, index: I32Array) -> Matrix:
@@ -433,6 +396,17 @@ class ExtendedBackend(Backend, TableBackend, Protocol):
         With `candidates` the best blocks of keys are left there, or only keys of those blocks are
         taken, which a layer before left of the same keys."""
 
+    def attend_selected(
+        self,
+        rows: Rows,
+        queries: Tensor,
+        attention: Attention,
+        plane: Plane,
+        selection: Selection,
+        out: Tensor,
+    ) -> None:
+        """As `attend_paged`, over the positions that were selected."""
+
     def attend_latent(
         self,
         rows: Rows,
@@ -444,28 +418,6 @@ class ExtendedBackend(Backend, TableBackend, Protocol):
     ) -> None:
         """out[r] = attention of row r's heads over the rows of its slot that were selected, or over
         all up to its own position."""
-
-    def hyper_mix(
-        self, rows: Rows, streams: Tensor, site: HyperSite, raw: Tensor, mixes: Tensor
-    ) -> None:
-        """mixes[r] = [pre | post | comb] of row r's streams, or [pre]; raw[r] = fn · the same."""
-
-    def hyper_collapse(
-        self, rows: Rows, streams: Tensor, site: HyperSite, weights: Tensor, out: Tensor
-    ) -> None:
-        """out[r] = Σ_i weights[r, i] · streams[r, i]."""
-
-    def mean_streams(self, rows: Rows, streams: Tensor, count: int, out: Tensor) -> None:
-        """out[r] = the mean of row r's `count` streams."""
-
-    def hyper_expand(
-        self, rows: Rows, y: Tensor, site: HyperSite, mixes: Tensor, streams: Tensor
-    ) -> None:
-        """streams[r, j] = post_j · y[r] + Σ_i comb[i, j] · streams[r, i]."""
-
-    def gate_streams(self, rows: Rows, streams: Tensor, kv: Tensor, gate: StreamGate) -> None:
-        """streams[r, i] += σ(±√max(|d|, 1e-6)) · value of kv[r], with the sign of
-        d = ⟨norm(streams[r, i]), norm(key_i of kv[r])⟩ / √width."""
 
     def channel_gates(
         self,
@@ -483,6 +435,10 @@ class ExtendedBackend(Backend, TableBackend, Protocol):
     def pool_rows(self, rows: Rows, x: Tensor, pooling: Pooling, ring: Any, out: Tensor) -> None:
         """out[r] = the entry that row r completes; the others mean nothing. Earlier tokens' rows of
         x are of this step or in `ring`, and `ring_write` keeps these for the next."""
+
+    def mean_rows(self, rows: Rows, x: Tensor, every: int, ring: Any, out: Tensor) -> None:
+        """out[r] = the mean of x over the `every` tokens that row r completes; otherwise as
+        `pool_rows`."""
 
     def unfold(self, rows: Rows, pools: Selection, every: int, out: Selection) -> None:
         """Positions of the pools selected, then those after the last whole pool."""

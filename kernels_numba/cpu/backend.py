@@ -22,6 +22,7 @@ from kernels_numba.cpu import linear as linear_kernels
 from kernels_numba.cpu import moe as moe_kernels
 from kernels_numba.cpu import rotary as rotary_kernels
 from kernels_numba.cpu import rows as row_kernels
+from kernels_numba.cpu import selected as selected_kernels
 from kernels_numba.cpu.extended import CpuExtended, address_of, head_norms
 from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import Block, allocate, grown, padded
@@ -30,6 +31,7 @@ from kernels_numba.cpu.picker import CpuPicker
 from kernels_numba.cpu.row_handle import RowHandle
 from kernels_numba.cpu.span import SPAN
 from kernels_numba.cpu.store import CpuEntries, CpuStore
+from kernels_numba.extended import Selection
 from kernels_numba.jit import config, set_num_threads, threading_layer
 from kernels_numba.weights import VECTOR, Form, Part, dummy_part
 
@@ -288,6 +290,25 @@ class CpuBackend(CpuExtended):
             padded(attention.values), plane.block_tokens, attention.scale, *plane.addresses,
             address_of(attention.sinks), out.address, out.stride, self._scratch.address,
             self._scratch.stride, self._partials_at, self._partials.size // state, self.threads,
+        )  # fmt: skip
+
+    def attend_selected(
+        self,
+        rows: Rows,
+        queries: Block,
+        attention: Attention,
+        plane: CpuPlane,
+        selection: Selection,
+        out: Block,
+    ) -> None:
+        _, slots, tables, width = rows.handle.metadata
+        indices, counts, top = selection.handle
+        self._scratch.room(attention)
+        selected_kernels.attend_selected(
+            queries.address, queries.stride, rows.count, slots, tables, width, indices, counts, top,
+            attention.heads // attention.kv_heads, attention.kv_heads, padded(attention.head_dim),
+            attention.values, padded(attention.values), plane.block_tokens, attention.scale,
+            *plane.addresses, out.address, out.stride, self._scratch.address, self._scratch.stride,
         )  # fmt: skip
 
     # Experts -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from kernels_numba.cpu import conv as conv_kernels
 from kernels_numba.cpu import delta as delta_kernels
 from kernels_numba.cpu import rotary as rotary_kernels
 from kernels_numba.cpu import window as window_kernels
+from kernels_numba.cpu.branches import CpuBranches
 from kernels_numba.cpu.hyper_connections import CpuHyper
 from kernels_numba.cpu.latents import CpuLatents
 from kernels_numba.cpu.matrix import CpuMatrix
@@ -34,7 +35,7 @@ def head_norms(attention: Attention) -> tuple[int, int, float]:
     )
 
 
-class CpuExtended(CpuLatents, CpuHyper, CpuTables):
+class CpuExtended(CpuLatents, CpuHyper, CpuTables, CpuBranches):
     """Implements what `kernels_numba.extended.ExtendedBackend` has beyond a Backend."""
 
     def __init__(self, cores: int) -> None:

@@ -7,7 +7,7 @@ from kernels_numba.cpu import hyper as hyper_kernels
 from kernels_numba.cpu.memory import Block
 from kernels_numba.cpu.scratch import Scratch
 from kernels_numba.cpu.stream_gate import gate_streams
-from kernels_numba.extended import HyperSite, StreamGate
+from kernels_numba.streams import HyperSite, StreamGate
 from kernels_numba.weights import VECTOR
 
 
@@ -46,10 +46,12 @@ class CpuHyper:
             streams.address, streams.stride,
         )  # fmt: skip
 
-    def gate_streams(self, rows: Rows, streams: Block, kv: Block, gate: StreamGate) -> None:
+    def gate_streams(
+        self, rows: Rows, streams: Block, kv: Block, gate: StreamGate, out: Block
+    ) -> None:
         scratch = self._scratch.floats(VECTOR + gate.width)
         gate_streams(
             streams.address, streams.stride, rows.count, gate.streams, gate.width, kv.address,
-            kv.stride, gate.query.address, gate.key.address, gate.eps, scratch.address,
-            scratch.stride,
+            kv.stride, gate.query.address, gate.key.address, gate.eps, out.address, out.stride,
+            scratch.address, scratch.stride,
         )  # fmt: skip

@@ -224,6 +224,14 @@ class CpuLatents:
             out.address, out.stride,
         )  # fmt: skip
 
+    def mean_rows(self, rows: Rows, x: Block, every: int, ring: CpuStore, out: Block) -> None:
+        handle: RowHandle = rows.handle
+        positions, slots, _, _ = handle.metadata
+        pool_kernels.mean_rows(
+            x.address, x.stride, rows.count, positions, slots, handle.starts_at, every, x.width,
+            ring.address, *ring.lines, out.address, out.stride,
+        )  # fmt: skip
+
     def unfold(self, rows: Rows, pools: Selection, every: int, out: Selection) -> None:
         held, held_counts, held_top = pools.handle
         indices, counts, top = out.handle

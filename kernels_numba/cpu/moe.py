@@ -11,20 +11,31 @@ from kernels_numba.cpu.dot import dot_block
 from kernels_numba.cpu.linear import silu_gate, task_columns
 from kernels_numba.cpu.pointers import view_f32, view_i32
 from kernels_numba.cpu.rows import copy_row
-from kernels_numba.cpu.scalar import fma32, sigmoid32
+from kernels_numba.cpu.scalar import exp32, fma32, sigmoid32
 from kernels_numba.jit import get_thread_id, kernel, prange
 
 SIGMOID = int(Scores.SIGMOID)
+SOFTMAX = int(Scores.SOFTMAX)
 
 
 @kernel()
 def _score(kind: int, logits: int, experts: int, scores: int) -> None:
-    """scores[e] = σ(logit) or √softplus(logit)."""
+    """scores[e] = σ(logit), √softplus(logit) or softmax(logits)[e]."""
     logit = view_f32(logits, experts)
     score = view_f32(scores, experts)
     if kind == SIGMOID:
         for e in range(experts):
             score[e] = sigmoid32(logit[e])
+    elif kind == SOFTMAX:
+        top = logit[0]
+        for e in range(1, experts):
+            top = max(top, logit[e])
+        total = np.float32(0.0)
+        for e in range(experts):
+            score[e] = exp32(logit[e] - top)
+            total += score[e]
+        for e in range(experts):
+            score[e] = score[e] / total
     else:
         for e in range(experts):
             x = float(logit[e])

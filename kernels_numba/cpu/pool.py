@@ -75,6 +75,30 @@ def pool_rows(
                       out + r * out_stride)  # fmt: skip
 
 
+@kernel(parallel=True)
+def mean_rows(
+    x: int, x_stride: int, rows: int, positions: int, slots: int, starts: int, every: int,
+    width: int, ring: int, ring_rows: int, ring_stride: int, out: int, out_stride: int,
+) -> None:  # fmt: skip
+    """out[r] = the mean of x over `every` tokens, the first of them first, of rows that complete
+    them."""
+    for r in prange(rows):
+        position = view_i32(positions, rows)[r]
+        if (position + 1) % every == 0:
+            own_ring = ring + view_i32(slots, rows)[r] * ring_rows * ring_stride
+            fresh = position - (r - view_i32(starts, rows)[r])
+            target = view_f32(out + r * out_stride, width)
+            for c in range(width):
+                target[c] = np.float32(0.0)
+            for back in range(every - 1, -1, -1):
+                held = view_f32(_source(x + r * x_stride, x_stride, back, position, fresh, own_ring,
+                                        ring_rows, ring_stride), width)  # fmt: skip
+                for c in range(width):
+                    target[c] += held[c]
+            for c in range(width):
+                target[c] = target[c] / np.float32(every)
+
+
 @kernel()
 def _unfold_row(
     pools: int, pool_count: int, every: int, position: int, out: int, count: int, top: int

@@ -19,9 +19,10 @@ _LEAST = np.float32(1e-6)
 @kernel()
 def _gate_stream(
     x: int, key: int, value: int, query_weight: int, key_weight: int, width: int, eps: float,
-    scratch: int,
+    out: int, scratch: int,
 ) -> None:  # fmt: skip
-    """x += σ(±√|d|) value, d = ⟨x · query_weight, key · key_weight⟩ / (|x| |key| √width)."""
+    """out = (x +) σ(±√|d|) value, d = ⟨x · query_weight, key · key_weight⟩ / (|x| |key| √width);
+    x is added where it is `out`."""
     stream = view_f32(x, width)
     query_scale = view_f32(query_weight, width)
     key_scale = view_f32(key_weight, width)
@@ -39,20 +40,24 @@ def _gate_stream(
     root = np.sqrt(max(np.abs(score), _LEAST))
     gate = sigmoid32(np.float32(math.copysign(root, score)))
     added = view_f32(value, width)
+    target = view_f32(out, width)
     for i in range(width):
-        stream[i] = fma32(gate, added[i], stream[i])
+        target[i] = fma32(gate, added[i], stream[i]) if out == x else gate * added[i]
 
 
 @kernel(parallel=True)
 def gate_streams(
     streams: int, stream_stride: int, rows: int, n: int, width: int, kv: int, kv_stride: int,
-    query_weight: int, key_weight: int, eps: float, scratch: int, scratch_stride: int,
+    query_weight: int, key_weight: int, eps: float, out: int, out_stride: int, scratch: int,
+    scratch_stride: int,
 ) -> None:  # fmt: skip
-    """Add the value of a row [keys n × width | value] to each stream, as far as its key fits."""
+    """The value of a row [keys n × width | value] for each stream, as far as its key fits; added to
+    the streams where they are `out`."""
     for task in prange(rows * n):
         r = task // n
         i = task % n
         row = kv + r * kv_stride
         _gate_stream(streams + r * stream_stride + 4 * width * i, row + 4 * width * i,
                      row + 4 * width * n, query_weight + 4 * width * i, key_weight + 4 * width * i,
-                     width, eps, scratch + get_thread_id() * scratch_stride)  # fmt: skip
+                     width, eps, out + r * out_stride + 4 * width * i,
+                     scratch + get_thread_id() * scratch_stride)  # fmt: skip

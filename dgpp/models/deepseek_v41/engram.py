@@ -18,7 +18,7 @@ from dgpp.models.observer import Observer
 from dgpp.models.sources import Linear, WeightSource
 from dgpp.models.tables import Table
 from kernels_numba.backend import Backend, Rows
-from kernels_numba.extended import StreamGate
+from kernels_numba.streams import StreamGate
 from kernels_numba.tables import NgramHash
 
 TOKENIZER = "tokenizer.json"
@@ -97,4 +97,4 @@ class Engram:
         more, kv = extended(ops), work.extra["engram kv"]
         found = self._rows.forward(rows, work, observer)
         more.linear(rows, found, self._project, kv)
-        more.gate_streams(rows, work.streams, kv, self._gate)
+        more.gate_streams(rows, work.streams, kv, self._gate, work.streams)

@@ -14,7 +14,7 @@ from dgpp.models.layers.extended import extended
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.sources import Linear, WeightSource
 from kernels_numba.backend import Backend, Rows
-from kernels_numba.extended import HyperSite
+from kernels_numba.streams import HyperSite
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,21 @@ def test_other_scores_tables_and_weights_inside(extended, named) -> None:
         close(extended, got[r], total)
 
 
+def test_shares_of_all_experts(extended) -> None:
+    routing, _, gate, _, _ = make(extended, Form.BF16)
+    x = bf16_rows(np.random.default_rng(4), 9, HIDDEN)
+    routing = replace(routing, scores=Scores.SOFTMAX, bias=None, scale=1.0)
+    rows, routes = rows_of(extended, 9), extended.routes(TOP)
+    extended.route(rows, tensor_of(extended, x), routing, routes)
+    ids, given = extended.read_routes(routes, 9)
+    for r in range(9):
+        share = np.exp(gate @ x[r].astype(np.float64))
+        share /= share.sum()
+        chosen = np.sort(np.argsort(-share, kind="stable")[:TOP])
+        np.testing.assert_array_equal(ids[r], chosen)
+        np.testing.assert_allclose(given[r], share[chosen] / share[chosen].sum(), rtol=1e-5)
+
+
 def test_equal_scores_go_to_the_lower_expert(backend) -> None:
     routing, _, _, _, _ = make(backend, Form.BF16)
     routing = Routing(

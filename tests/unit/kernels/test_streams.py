@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from kernel_oracles import CAPACITY, random_part
 
-from kernels_numba.extended import HyperSite, Pooling, StreamGate
+from kernels_numba.extended import Pooling
+from kernels_numba.streams import HyperSite, StreamGate
 from kernels_numba.weights import Form
 
 N, WIDTH = 4, 48
@@ -196,8 +197,14 @@ def test_a_row_joins_each_stream_as_its_key_fits(extended) -> None:
         extended.begin(rows)
         streams = tensor_of(extended, x[order].reshape(len(order), -1))
         kv = np.concatenate([keys[order].reshape(len(order), -1), value[order]], axis=1)
-        extended.gate_streams(rows, streams, tensor_of(extended, kv), gate)
-        return extended.read(streams, len(order))
+        alone = extended.tensor(streams.width, wide=True)
+        extended.gate_streams(rows, streams, tensor_of(extended, kv), gate, alone)
+        told = extended.read(alone, len(order))
+        extended.gate_streams(rows, streams, tensor_of(extended, kv), gate, streams)
+        joined = extended.read(streams, len(order))
+        before = x[order].reshape(len(order), -1)
+        np.testing.assert_allclose(before + told, joined, rtol=1e-6, atol=1e-6)
+        return joined
 
     together = run(list(range(count)))
     np.testing.assert_allclose(together, wanted, rtol=1e-5, atol=1e-6)
