@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +38,8 @@ from dgpp.net.paths import require_served
 from dgpp.sample.params import SamplingParams
 from dgpp.serve.served import ServedModel, sampling_defaults, with_top_p
 from dgpp.text.codec import TextCodec
-from dgpp.text.template import ChatTemplate
+from dgpp.text.efforts import efforts_of
+from dgpp.text.prompt_template import load_template
 
 _log = logging.getLogger("dgpp.launch")
 
@@ -196,19 +197,33 @@ def _positions(config: Path, default: int) -> int:
     return stated
 
 
-def _template_kwargs(engine: EngineSettings) -> dict[str, bool | str]:
-    """The deployment's template variables; the two names of the thinking switch become one."""
+def _template_kwargs(
+    engine: EngineSettings, efforts: Mapping[str, Mapping[str, bool | str]]
+) -> dict[str, bool | str]:
+    """The deployment's template variables; the two names of the thinking switch become one, an
+    effort what the model's template knows it by."""
     given = dict(engine.default_chat_template_kwargs)
     if "thinking" in given:
         given["enable_thinking"] = given.pop("thinking")
-    return given
+    effort = given.pop("reasoning_effort", None)
+    if effort is None:
+        return given
+    asked = efforts.get(str(effort))
+    if asked is None:
+        known = ", ".join(efforts) or "no effort"
+        raise ConfigError(
+            "engine.default_chat_template_kwargs.reasoning_effort: "
+            f"the model knows {known}, got {effort}"
+        )
+    return {**asked, **given}
 
 
 def _served(settings: Settings, files: ModelFiles, limits: EngineLimits) -> ServedModel:
     engine = settings.engine
     name = engine.model_alias or settings.model
     generation = (files.text and read_object(files.directory / "generation_config.json")) or {}
-    template = ChatTemplate.load(files.directory) if files.text else None
+    template = load_template(files.directory) if files.text else None
+    efforts = {} if template is None else efforts_of(template, {})
     return ServedModel(
         id=name,
         vocab_size=limits.vocab_size,
@@ -217,7 +232,8 @@ def _served(settings: Settings, files: ModelFiles, limits: EngineLimits) -> Serv
         cut_tokens=limits.chunk_align if limits.snapshots and not limits.paged_only else 0,
         aliases=() if name == settings.model else (settings.model,),
         sampling=_sampling(sampling_defaults(generation), settings.sampling),
-        template_kwargs=_template_kwargs(engine),
+        template_kwargs=_template_kwargs(engine, efforts),
+        efforts=efforts,
         default_max_tokens=engine.default_max_tokens,
         ping_interval=settings.http.sse_ping_interval,
         created=int(files.directory.stat().st_mtime),
@@ -227,7 +243,7 @@ def _served(settings: Settings, files: ModelFiles, limits: EngineLimits) -> Serv
         text=files.text,
         # Ahead of verdicts, ranks have no order of their own for what scoring gathers.
         scores=settings.world_size == 1 or limits.depth == 0,
-        tools=template is not None and "tool_calls" in template.source,
+        tools=template is not None and template.reads("tool_calls"),
     )
 
 

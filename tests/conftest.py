@@ -11,6 +11,7 @@ from functools import cache
 from threading import Thread
 
 import pytest
+from hypothesis import settings
 
 EMULATED = os.environ.get("DGPP_TEST_EMULATED") == "1"
 if EMULATED:
@@ -20,6 +21,11 @@ if EMULATED:
     install()
     # Tests wait for what they need of it, and for nothing else.
     Thread(target=compile_ahead, daemon=True).start()
+
+
+# How long an example takes says nothing on a shared machine.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 
 
 def pytest_configure() -> None:

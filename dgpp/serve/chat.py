@@ -9,6 +9,7 @@ from dgpp.serve.conversation import parse_messages
 from dgpp.serve.errors import invalid
 from dgpp.serve.fields import Body, Fields
 from dgpp.serve.options import SHARED, ignored_fields, shared_options
+from dgpp.serve.reasoning import chat_variables
 from dgpp.serve.request import GenerationRequest
 from dgpp.serve.response_format import parse_response_format
 from dgpp.serve.served import ServedModel
@@ -34,18 +35,6 @@ _OWN |= {"parallel_tool_calls", "response_format", "reasoning_effort", "chat_tem
 _OWN |= {"metadata", "user", "safety_identifier", "service_tier", "modalities"}
 _KNOWN = SHARED | _REFUSED.keys() | _OWN
 
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_THINKING = ("enable_thinking", "thinking")
-_HISTORY = (
-    "preserve_thinking",
-    "clear_thinking",
-    "drop_thinking",
-    "truncate_history_thinking",
-    "preserve_reasoning",
-)
-SWITCHES = (*_THINKING, *_HISTORY)
-"""The template variables, each true or false, that a client may set."""
-
 
 def parse_chat(body: Body, id: str, model: ServedModel) -> GenerationRequest:  # noqa: A002
     """The request in `body`. Raises ApiError naming the field."""
@@ -53,7 +42,6 @@ def parse_chat(body: Body, id: str, model: ServedModel) -> GenerationRequest:  #
     shared = shared_options(fields, model, _logprobs(fields))
     for name, neutral in _REFUSED.items():
         fields.refuse(name, neutral)
-    _refuse_later_features(fields)
     fields.text("user")
     fields.text("safety_identifier", longest=limits.SAFETY_IDENTIFIER_CHARS)
     fields.refuse("modalities", (["text"],))
@@ -63,7 +51,7 @@ def parse_chat(body: Body, id: str, model: ServedModel) -> GenerationRequest:  #
         id=id,
         kind="chat",
         messages=parse_messages(fields),
-        template_kwargs={**model.template_kwargs, **_template_kwargs(fields)},
+        template_kwargs=chat_variables(fields, model),
         answer=parse_response_format(fields),
         n=fields.integer("n", 1, limits.CHOICES) or 1,
         max_tokens=_max_tokens(fields),
@@ -91,29 +79,6 @@ def _max_tokens(fields: Fields) -> int | None:
         message = "max_tokens and max_completion_tokens must not both be given"
         raise invalid(message, "max_completion_tokens")
     return new if old is None else old
-
-
-def _refuse_later_features(fields: Fields) -> None:
-    if fields.one_of("reasoning_effort", _EFFORTS) is not None:
-        message = "reasoning_effort is not supported yet"
-        raise invalid(message, "reasoning_effort", "unsupported_reasoning_effort")
-
-
-def _template_kwargs(fields: Fields) -> dict[str, bool | str]:
-    """The switches a client may set; the two names of the thinking switch become one."""
-    given = fields.object("chat_template_kwargs")
-    if given is None:
-        return {}
-    given.only((*SWITCHES, "reasoning_effort"))
-    found: dict[str, bool | str] = {
-        name: given.boolean(name) for name in SWITCHES if given.get(name) is not None
-    }
-    alias = found.pop("thinking", None)
-    if alias is not None and found.setdefault("enable_thinking", alias) != alias:
-        at = given.path("thinking")
-        raise invalid(f"{at} and enable_thinking contradict each other", at)
-    effort = given.one_of("reasoning_effort", _EFFORTS)
-    return found if effort is None else {**found, "reasoning_effort": effort}
 
 
 def _metadata(fields: Fields) -> dict[str, str] | None:

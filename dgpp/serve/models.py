@@ -29,7 +29,7 @@ def model_object(model: ServedModel) -> dict[str, Any]:
         },
         "tools": {"available": model.tools, "constrained": model.tools},
         "response_format": {"json_object": model.text, "json_schema": model.text},
-        "reasoning": {"in_content": model.reasoning_in_content, "effort_mapping": {}},
+        "reasoning": {"in_content": model.reasoning_in_content, "effort_mapping": model.efforts},
         "default_chat_template_kwargs": model.template_kwargs,
         "input_modalities": ["text"],
         "context": {

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from dgpp.text.dialect import PLAIN, THINK_OPEN, Dialect, dialect_of
+from dgpp.text.efforts import both_names
 from dgpp.text.errors import TemplateError
 from dgpp.text.guard import choose_sentinel
 from dgpp.text.messages import Message, Tool, client_texts, template_message, template_tool
+from dgpp.text.prompt_template import PromptTemplate, load_template
 from dgpp.text.roles import role_markers
-from dgpp.text.template import ChatTemplate
 from dgpp.text.tokenizer import Tokenizer
 
 _ANSWER = "Zebra"
 _TAIL = 16
 """Ids that the open think tag and the white space behind it may have."""
+_KEEP_REASONING = {"clear_thinking": False, "drop_thinking": False, "preserve_thinking": True}
+"""Switches by which templates show the reasoning of earlier turns."""
 
 
 class TextCodec:
@@ -28,7 +31,7 @@ class TextCodec:
     the control tokens with which a role's turn begins.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: PromptTemplate | None) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self.stop_ids = tokenizer.stop_ids | self._end_of_turn()
@@ -38,7 +41,7 @@ class TextCodec:
     @classmethod
     def load(cls, model_dir: str | Path) -> TextCodec:
         """Raises TokenizerError or TemplateError naming the file or line at fault."""
-        return cls(Tokenizer.load(model_dir), ChatTemplate.load(model_dir))
+        return cls(Tokenizer.load(model_dir), load_template(model_dir))
 
     def chat(
         self,
@@ -51,8 +54,8 @@ class TextCodec:
     ) -> list[int]:
         """Ids of the rendered conversation; text of the client's never becomes a control token.
 
-        An answer's content is the exception for tokens that are not special, such as `</think>`:
-        the model wrote it as such, and the history must read as it was written.
+        An answer's content is the exception for the markers of reasoning and calls: the model
+        wrote them as such, and the history must read as it was written.
         Raises TemplateError, and PromptTooLongError where the ids are more than `most`.
         """
         if self.template is None:
@@ -63,8 +66,8 @@ class TextCodec:
         except ValueError as error:
             raise TemplateError(str(error)) from error
         mark = partial(self.tokenizer.guard.mark, sentinel=sentinel)
-        mark_answer = partial(self.tokenizer.special_guard.mark, sentinel=sentinel)
-        given: dict[str, Any] = {**self.tokenizer.named, **_switches(variables or {})}
+        mark_answer = partial(self.tokenizer.answer_guard.mark, sentinel=sentinel)
+        given: dict[str, Any] = {**self.tokenizer.named, **both_names(variables or {})}
         if tools:
             given["tools"] = [template_tool(tool, mark) for tool in tools]
         rendered = self.template.render(
@@ -90,7 +93,8 @@ class TextCodec:
         template = self.template
         if template is None:
             return PLAIN
-        return dialect_of(lambda messages: template.render(messages, self.tokenizer.named))
+        given: dict[str, Any] = {**self.tokenizer.named, **_KEEP_REASONING}
+        return dialect_of(lambda messages: template.render(messages, given))
 
     def _role_markers(self) -> frozenset[int]:
         template = self.template
@@ -98,7 +102,7 @@ class TextCodec:
             return frozenset()
         named = self.tokenizer.named
         return role_markers(
-            lambda turns: template.render(turns, named), self.tokenizer.special_guard
+            lambda turns: template.render(turns, named), self.tokenizer.answer_guard
         )
 
     def _end_of_turn(self) -> frozenset[int]:
@@ -112,12 +116,5 @@ class TextCodec:
             )
         except TemplateError:
             return frozenset()
-        pieces = self.tokenizer.special_guard.split(rendered.partition(_ANSWER)[2], None)
+        pieces = self.tokenizer.answer_guard.split(rendered.partition(_ANSWER)[2], None)
         return frozenset([piece for piece in pieces if isinstance(piece, int)][:1])
-
-
-def _switches(variables: Mapping[str, bool | str]) -> dict[str, bool | str]:
-    """`variables` with the thinking switch under both names that templates have for it."""
-    if "enable_thinking" not in variables:
-        return dict(variables)
-    return {**variables, "thinking": variables["enable_thinking"]}

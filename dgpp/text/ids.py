@@ -23,7 +23,7 @@ class IdTokenizer(Tokenizer):
         self.vocab_size = vocab_size
         self.stop_ids = frozenset(stop_ids)
         self.bytes = TokenBytes(" {}".format, {}, frozenset())
-        self.guard = self.special_guard = ControlGuard({})
+        self.guard = self.answer_guard = ControlGuard({})
         self.check(self.stop_ids)
 
     def _encode(self, pieces: Iterable[str | int], size: int, most: int | None) -> NoReturn:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 import msgspec
+
+from dgpp.text.spelled import members, spelled
 
 
 class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,7 +59,7 @@ def client_texts(messages: Iterable[Message]) -> Iterator[str]:
 
 def template_tool(tool: Tool, mark: Callable[[str], str]) -> dict[str, Any]:
     """`tool` as templates read it, every string of the client's marked."""
-    function = _mapped(json.loads(tool.definition), mark)
+    function = _mapped(json.loads(tool.definition), mark, _KEYWORDS)
     return {"type": "function", "function": function}
 
 
@@ -83,7 +85,7 @@ def template_message(
                 "type": "function",
                 "function": {
                     "name": mark(call.name),
-                    "arguments": _mapped(json.loads(call.arguments), mark),
+                    "arguments": _arguments(call.arguments, mark),
                 },
             }
             for call in message.tool_calls
@@ -93,13 +95,29 @@ def template_message(
     return result
 
 
-def _mapped(value: Any, mark: Callable[[str], str]) -> Any:
-    """`value` with every string in it marked, the names of members too. Depth is bounded where
-    requests enter."""
+def _arguments(text: str, mark: Callable[[str], str]) -> dict[str, Any]:
+    """The arguments of a call, each to be written as it was written."""
+    return {
+        mark(name): spelled(_mapped(value, mark), mark(written))
+        for name, value, written in members(text)
+    }
+
+
+_KEYWORDS = frozenset({"name", "description", "parameters", "strict", "type", "properties"})
+_KEYWORDS |= {"required", "items", "enum", "format", "default"}
+"""Members by which templates find their way in a tool: their names are fixed, so never marked."""
+
+
+def _mapped(value: Any, mark: Callable[[str], str], known: Set[str] = frozenset()) -> Any:
+    """`value` with every string in it marked, the names of members too unless they are `known`.
+    Depth is bounded where requests enter."""
     if isinstance(value, str):
         return mark(value)
     if isinstance(value, list):
-        return [_mapped(item, mark) for item in value]
+        return [_mapped(item, mark, known) for item in value]
     if isinstance(value, dict):
-        return {mark(key): _mapped(item, mark) for key, item in value.items()}
+        return {
+            key if key in known else mark(key): _mapped(item, mark, known)
+            for key, item in value.items()
+        }
     return value

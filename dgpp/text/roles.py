@@ -1,4 +1,4 @@
-"""Where the turns of a conversation begin: at the special tokens that name a role."""
+"""Where the turns of a conversation begin: at the control tokens that name a role."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _TURNS = (("system", "Quokka"), ("user", "Zebra"), ("assistant", "Wombat"), ("us
 
 
 def role_markers(render: Render, guard: ControlGuard) -> frozenset[int]:
-    """The special tokens that the template behind `render` puts before a role's text: the last one
-    ahead of each, as far as the template knows the role. `guard` is of the special tokens."""
+    """The control tokens that the template behind `render` puts before a role's text: the last one
+    ahead of each, as far as the template knows the role. `guard` is of all
+    control tokens but the markers."""
     found: set[int] = set()
     for turns in (_TURNS, _TURNS[1:]):
         try:

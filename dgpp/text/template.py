@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from jinja2.parser import Parser
 from dgpp.checkpoint.json_file import read_object
 from dgpp.text.errors import TemplateError, TokenizerError
 from dgpp.text.metered import METER, Meter, MeteredEnvironment
+from dgpp.text.spelled import to_json
 
 _FAULTS = (
     jinja2.TemplateError,
@@ -57,6 +59,10 @@ class ChatTemplate:
             if source is not None:
                 return cls(source)
         return None
+
+    def reads(self, name: str) -> bool:
+        """Whether `name` occurs in the template as a word of its own."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
     def render(
         self,
@@ -123,7 +129,10 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Python's json without HTML escapes, which is what models were trained on."""
+    """Python's json without HTML escapes, which is what models were trained on; a value that
+    remembers how it was written stays so."""
+    if not (ensure_ascii or sort_keys or indent or separators):
+        return to_json(value)
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

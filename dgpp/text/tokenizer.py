@@ -54,7 +54,8 @@ class Tokenizer:
             frozenset(self.controls[text] for text in self.special - MARKERS),
         )
         self.guard = ControlGuard(self.controls)
-        self.special_guard = ControlGuard({text: self.controls[text] for text in self.special})
+        kept = self.controls.keys() - MARKERS
+        self.answer_guard = ControlGuard({text: self.controls[text] for text in kept})
 
     @classmethod
     def load(cls, model_dir: str | Path) -> Tokenizer:

@@ -13,14 +13,24 @@ from dgpp.serve.errors import invalid, model_not_found
 from dgpp.serve.fields import Body, Fields
 from dgpp.serve.jsonsafe import shorten
 from dgpp.serve.options import ignored_fields
+from dgpp.serve.reasoning import variables
 from dgpp.serve.request import GenerationRequest
 from dgpp.serve.served import ServedModel, with_top_p
 from dgpp.serve.tools import TOOL_NAME, Offer
+from dgpp.text.efforts import EFFORTS
 from dgpp.text.messages import Message, Tool, ToolCall
 
 _KNOWN = frozenset(
     {"model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stream"}
-    | {"stop_sequences", "tools", "tool_choice", "thinking", "metadata", "service_tier"}
+    | {
+        "stop_sequences",
+        "tools",
+        "tool_choice",
+        "thinking",
+        "output_config",
+        "metadata",
+        "service_tier",
+    }
 )
 _THINKING = ("enabled", "disabled", "adaptive")
 
@@ -49,7 +59,7 @@ def _conversation(fields: Fields, id: str, model: ServedModel) -> GenerationRequ
         kind="messages",
         model=name,
         messages=(*_system(fields), *_messages(fields)),
-        template_kwargs={**model.template_kwargs, **_thinking(fields)},
+        template_kwargs=_reasoning(fields, model),
         sampling=_sampling(fields, model),
         stop=_stop(fields),
         stream=fields.boolean("stream"),
@@ -80,6 +90,16 @@ def _stop(fields: Fields) -> tuple[str, ...]:
             message = f"a stop sequence has over {limits.STOP_BYTES} bytes"
             raise invalid(message, "stop_sequences")
     return tuple(dict.fromkeys(entries))
+
+
+def _reasoning(fields: Fields, model: ServedModel) -> dict[str, bool | str]:
+    """The thinking switch, and the effort where the model knows it: clients send one unasked."""
+    switches = _thinking(fields)
+    form = fields.object("output_config")
+    effort = None if form is None else form.one_of("effort", EFFORTS)
+    if effort not in model.efforts or switches.get("enable_thinking") is False:
+        effort = None
+    return variables(model, switches, effort, "output_config.effort")
 
 
 def _thinking(fields: Fields) -> dict[str, bool | str]:

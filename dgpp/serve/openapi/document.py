@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from dgpp.serve import limits
 from dgpp.serve.anthropic.request import parse_count, parse_messages
-from dgpp.serve.chat import SWITCHES, parse_chat
+from dgpp.serve.chat import parse_chat
+from dgpp.serve.reasoning import SWITCHES
 from dgpp.serve.completions import parse_completion
 from dgpp.serve.fields import Body
 from dgpp.serve.openapi import examples

@@ -13,11 +13,13 @@ from dgpp.serve.errors import invalid, model_not_found
 from dgpp.serve.fields import Body, Fields
 from dgpp.serve.jsonsafe import shorten
 from dgpp.serve.options import ignored_fields
+from dgpp.serve.reasoning import variables
 from dgpp.serve.request import GenerationRequest, JsonAnswer
 from dgpp.serve.response_format import json_schema_answer
 from dgpp.serve.responses_api.items import parse_input
 from dgpp.serve.served import ServedModel, with_top_p
 from dgpp.serve.tools import parse_tools
+from dgpp.text.efforts import EFFORTS
 from dgpp.text.messages import Message
 
 _KNOWN = frozenset(
@@ -59,7 +61,7 @@ def parse_response(body: Body, id: str, model: ServedModel) -> GenerationRequest
         kind="responses",
         model=name,
         messages=(*system, *parse_input(fields)),
-        template_kwargs=model.template_kwargs,
+        template_kwargs=_reasoning(fields, model),
         max_tokens=fields.integer("max_output_tokens", 1, limits.MAX_TOKENS),
         sampling=_sampling(fields, model),
         stream=fields.boolean("stream"),
@@ -69,6 +71,12 @@ def parse_response(body: Body, id: str, model: ServedModel) -> GenerationRequest
         ignored=ignored_fields(fields, _KNOWN),
         **offer._asdict(),
     )
+
+
+def _reasoning(fields: Fields, model: ServedModel) -> dict[str, bool | str]:
+    form = fields.object("reasoning")
+    effort = None if form is None else form.one_of("effort", EFFORTS)
+    return variables(model, {}, effort, "reasoning.effort")
 
 
 def _sampling(fields: Fields, model: ServedModel) -> SamplingParams:

@@ -7,12 +7,13 @@ ends where the next byte can no longer change it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import regex
+
+from dgpp.text.spelled import to_json
 
 Pattern = Any
 """A compiled pattern of the `regex` package, which can match partially."""
@@ -31,6 +32,7 @@ class ToolFormat:
     `argument`     from there to where a value begins; groups `key` and, in some, `string`
     `closing`      what ends a value
     `padded`       one newline at either end of a value belongs to the markers
+    `follow`       what may stand behind `closing`: how a further argument and `end` begin
     `end`          what ends a call after its last value
     `again`        a further call's head inside the same block, or None
     `done`         what ends the block after a call's end, or None where that ends it
@@ -44,15 +46,24 @@ class ToolFormat:
     argument: Pattern
     closing: bytes
     padded: bool
+    follow: tuple[str, str]
     end: Pattern
     again: Pattern | None
     done: Pattern | None
     in_reasoning: bool
     write: Callable[[str, Mapping[str, Any]], str]
 
+    def block(self, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+        """The text of several calls, where a block holds them all; else of one after the other."""
+        written = [self.write(*call) for call in calls]
+        if self.again is None:
+            return "".join(written)
+        opening = self.opening.decode()
+        return "\n".join([opening, *written, opening.replace("<", "</", 1)])
+
 
 def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else to_json(value)
 
 
 def _write_glm(name: str, arguments: Mapping[str, Any]) -> str:
@@ -75,12 +86,14 @@ def _write_mimo(name: str, arguments: Mapping[str, Any]) -> str:
 
 def _writer_dsml(gap: str) -> Callable[[str, Mapping[str, Any]], str]:
     def write(name: str, arguments: Mapping[str, Any]) -> str:
-        pairs = "".join(
+        pairs = [
             f'<｜DSML｜{gap}parameter name="{key}" string="{str(isinstance(v, str)).lower()}">'
-            f"{_value(v)}</｜DSML｜{gap}parameter>\n"
+            f"{_value(v)}</｜DSML｜{gap}parameter>"
             for key, v in arguments.items()
-        )
-        return f'<｜DSML｜{gap}invoke name="{name}">\n{pairs}</｜DSML｜{gap}invoke>'
+        ]
+        lines = pairs or [""] * len(gap)  # V4.1 leaves a line empty where V4 leaves none
+        end = f"</｜DSML｜{gap}invoke>"
+        return "\n".join([f'<｜DSML｜{gap}invoke name="{name}">', *lines, end])
 
     return write
 
@@ -102,6 +115,7 @@ def _dsml(name: str, gap: str, block: str) -> ToolFormat:
         ),
         closing=close + space + b"parameter>",
         padded=False,
+        follow=(f'<｜DSML｜{gap}parameter name="', f"</｜DSML｜{gap}invoke>"),
         end=regex.compile(SPACE + regex.escape(close + space + b"invoke>")),
         again=regex.compile(SPACE + invoke),
         done=regex.compile(SPACE + regex.escape(close + block.encode() + b">")),
@@ -119,6 +133,7 @@ GLM = ToolFormat(
     ),
     closing=b"</arg_value>",
     padded=False,
+    follow=("<arg_key>", "</tool_call>"),
     end=regex.compile(SPACE + rb"</tool_call>"),
     again=None,
     done=None,
@@ -133,6 +148,7 @@ QWEN = ToolFormat(
     argument=regex.compile(SPACE + rb"<parameter=(?P<key>[^<>\n]{1,256})>(?:\n|(?=[^\n]))"),
     closing=b"</parameter>",
     padded=True,
+    follow=("<parameter=", "</function>"),
     end=regex.compile(SPACE + rb"</function>" + SPACE + rb"</tool_call>"),
     again=None,
     done=None,
@@ -147,6 +163,7 @@ MIMO = ToolFormat(
     argument=regex.compile(SPACE + rb"<parameter=(?P<key>[^<>\n]{1,256})>"),
     closing=b"</parameter>",
     padded=False,
+    follow=("<parameter=", "</function>"),
     end=regex.compile(SPACE + rb"</function>" + SPACE + rb"</tool_call>"),
     again=None,
     done=None,

@@ -13,7 +13,8 @@ from dgpp.serve.errors import ApiError
 from dgpp.serve.served import ServedModel
 
 KEY = "engine.default_chat_template_kwargs"
-MODEL = ServedModel(id="m", vocab_size=9, position_ceiling=99, kv_pool_tokens=99)
+EFFORTS = {effort: {"reasoning_effort": effort} for effort in ("none", "high", "xhigh", "max")}
+MODEL = ServedModel("m", vocab_size=9, position_ceiling=99, kv_pool_tokens=99, efforts=EFFORTS)
 NAMES = [*TEMPLATE_SWITCHES, "tools", "messages", "documents", "add_generation_prompt", "é", ""]
 VALUES = [True, False, "high", "max", "xhigh", "none", "on", 1, 0, 1.0, [True], {"a": True}]
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import lzma
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,8 @@ from dgpp.text.errors import TemplateError
 from dgpp.text.messages import Message
 from dgpp.text.metered import Meter
 from dgpp.text.template import ChatTemplate
-from dgpp.text.tokenizer import Tokenizer
 
-ASSETS = Path(__file__).parents[4] / "shared" / "assets"
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-golden = pytest.mark.skipif(not ASSETS.is_dir(), reason=f"no golden prompts at {ASSETS}")
 
 
 def render(source: str, steps: int = 10_000, size: int = 20_000, **variables: object) -> str:
@@ -51,6 +46,10 @@ def render(source: str, steps: int = 10_000, size: int = 20_000, **variables: ob
         ),
         ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('a' + 'b') }}", "<ab>"),
         ("{{ messages[::-1][0].content.strip().split('|') | join(',') }}", "b"),
+        (
+            "{% macro m(x) %}{{ x }}{% endmacro %}{{ m(messages | length * 10 ** 20) }}",
+            "2" + "0" * 20,
+        ),
         ("{{ missing is defined }}{{ bos_token }}", "False"),
     ],
 )
@@ -127,26 +126,3 @@ def test_the_thinking_switch_reaches_either_name(codec: TextCodec) -> None:
         for switch, text in ((True, "on"), (False, "off")):
             ids = found.chat([Message("user", "x")], {"enable_thinking": switch})
             assert codec.tokenizer.decode(ids) == text
-
-
-@cache
-def vendor(family: str) -> Tokenizer:
-    name = {"glm-flash": "glm", "glm47": "glm"}.get(family, family)
-    packed = (ASSETS / "tokenizers" / name / "tokenizer.json.xz").read_bytes()
-    return Tokenizer(json.loads(lzma.decompress(packed)))
-
-
-@golden
-@pytest.mark.parametrize(
-    "name", ["GLM-4.7-Flash", "GLM-5.3", "GLM-5.3-Flash", "MiMo-V2.6", "Qwen3.8"]
-)
-def test_vendors_templates_render_the_golden_prompts(name: str) -> None:
-    template = ChatTemplate((ASSETS / "templates" / f"{name}.jinja").read_text())
-    lines = (ASSETS / "golden" / "chat_golden.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["template"] == f"{name}.jinja"]
-    assert rows
-    for row in rows:
-        variables = {"tools": row["tools"], **row["kwargs"]}
-        text = template.render(row["messages"], variables)
-        assert text == row["text"], row["case"]
-        assert vendor(row["family"]).encode(text, controls=True) == row["ids"], row["case"]
