@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dgpp.grammar.calls import CallWriter
-from dgpp.grammar.lark import ANYTHING, COMPACT, LENIENT, LarkWriter, alternatives
-from dgpp.text.dialect import Dialect
+from dgpp.grammar.lark import COMPACT, LENIENT, LarkWriter, alternatives, containing
+from dgpp.text.dialect import THINK_OPEN, Dialect
 from dgpp.text.messages import Tool
 from dgpp.text.tokenizer import Tokenizer
 
@@ -43,20 +43,21 @@ def answer_grammar(
 ) -> str:
     """The grammar of the whole answer; `reasoning` says that the prompt leaves the tag open."""
     writer = LarkWriter(tokenizer)
-    start = [_reasoning(writer, dialect, open_already=reasoning)]
+    callable_tools = wanted.tools if wanted.choice != "none" else ()
+    start = [_reasoning(writer, dialect, open_already=reasoning, tools=bool(callable_tools))]
     bodies: list[str] = []
     if wanted.schema is not None:
         options = COMPACT if wanted.strict else LENIENT
         bodies.append(writer.schema(_object(wanted.schema), options))
-    if wanted.tools and wanted.choice != "none":
+    if callable_tools:
         assert dialect.calls is not None
         calls = CallWriter(writer, dialect.calls)
-        if wanted.choice == "required":
-            bodies = [calls.calls(wanted.tools, several=wanted.parallel)]
-        elif bodies:
-            bodies.append(calls.calls(wanted.tools, several=wanted.parallel))
+        if bodies or wanted.choice == "required":
+            gap = f"({json.dumps(dialect.gap.decode())})? " if dialect.gap else ""
+            called = gap + calls.calls(wanted.tools, several=wanted.parallel)
+            bodies = [called] if wanted.choice == "required" else [*bodies, called]
         else:
-            bodies = _text_then_calls(writer, dialect.calls.opening.decode(), calls, wanted)
+            bodies = _text_then_calls(writer, dialect, calls, wanted, reasoned=reasoning)
     start.append(alternatives(bodies))
     return writer.source(" ".join(part for part in start if part))
 
@@ -65,38 +66,30 @@ def _object(schema: Any) -> Any:
     return {"type": "object"} if schema == {} else schema
 
 
-def _reasoning(writer: LarkWriter, dialect: Dialect, *, open_already: bool) -> str:
-    """The reasoning and what the template puts behind it, as far as the model may write it."""
+def _reasoning(writer: LarkWriter, dialect: Dialect, *, open_already: bool, tools: bool) -> str:
+    """The reasoning and what the template puts behind it, as far as the model may write it. What
+    would end the reasoning for the router is not part of it (`Dialect.ends_reasoning`)."""
     thinking = dialect.thinking
     if thinking is None:
         return ""
-    body = writer.text_until("</think>")
+    close, *others = (marker.decode() for marker in dialect.ends_reasoning(tools=tools))
+    body = writer.text_until(close, never=map(containing, others))
     after = json.dumps(thinking.after.decode()) if thinking.after else ""
     behind = f" ({after})?" if after else ""
     if open_already:
         return body + behind
-    return f"({writer.literal('<think>')} {body}{behind})?"
+    return f"({writer.literal(THINK_OPEN.decode())} {body}{behind})?"
 
 
 def _text_then_calls(
-    writer: LarkWriter, marker: str, calls: CallWriter, wanted: Wanted
+    writer: LarkWriter, dialect: Dialect, calls: CallWriter, wanted: Wanted, *, reasoned: bool
 ) -> list[str]:
     """Text without the marker, and at its end calls."""
-    several = wanted.parallel
-    if writer.begins_with_control(marker):
-        return [f"{writer.rule(ANYTHING)} ({calls.calls(wanted.tools, several=several)})?"]
-    opened = calls.calls(wanted.tools, several=several, opened=True)
-    return [writer.rule(_without(marker)), f"{writer.text_until(marker)} {opened}"]
-
-
-def _without(marker: str) -> str:
-    """A pattern for text in which `marker`, which begins with an angle bracket, does not occur."""
-    rest = [_escaped(char) for char in marker[1:]]
-    branches = ["[^<]"]
-    for size in range(len(rest)):
-        branches.append("<" + "".join(rest[:size]) + f"[^{rest[size]}<]")
-    return "/(" + "|".join(branches).replace("/", r"\/") + r")*/"
-
-
-def _escaped(char: str) -> str:
-    return "\\" + char if char in r"\.+*?()|[]{}^$/-#&~" else char
+    assert dialect.calls is not None
+    marker = dialect.calls.opening.decode()
+    never = [] if reasoned or dialect.thinking is None else [rf"\s*{THINK_OPEN.decode()}(?s:.*)"]
+    opened = calls.calls(wanted.tools, several=wanted.parallel, opened=True)
+    return [
+        writer.text(never=[*never, containing(marker)]),
+        f"{writer.text_until(marker, never=never)} {opened}",
+    ]

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dgpp.grammar.errors import GrammarError
-from dgpp.grammar.lark import ANYTHING, COMPACT, LENIENT, LarkWriter, alternatives
+from dgpp.grammar.lark import (
+    ANYTHING,
+    COMPACT,
+    LENIENT,
+    LarkWriter,
+    alternatives,
+    containing,
+    escaped,
+    regex,
+)
 from dgpp.text.calls.format import ToolFormat
 from dgpp.text.calls.values import ANY, types_of
 from dgpp.text.messages import Tool
@@ -17,23 +26,29 @@ _HOLE, _NAME, _KEY = "\ue000", "\ue001", "\ue002"
 
 
 class CallWriter:
-    """Takes the markers of a format from its own writer: what is written is what may be said."""
+    """Takes the markers of a format from its own writer: what is written is what may be said.
+
+    A call is head, name, middle, arguments, end; without arguments `blank` stands for them. An
+    argument is before, key, open (of a string, or of JSON), value, after.
+    """
 
     def __init__(self, writer: LarkWriter, form: ToolFormat) -> None:
         self._writer = writer
         self._form = form
-        empty = form.write(_NAME, {})
-        bare, one = form.write(_NAME, {_KEY: _HOLE}), form.write(_NAME, {_KEY: [_HOLE]})
-        self._head, self._tail = empty.split(_NAME)
-        _, rest = bare.split(_NAME)
-        lead, self._after = _around(rest, _KEY, _HOLE)
-        common = _common_head(rest, empty.split(_NAME)[1])
-        self._middle = common
-        self._before_key = lead[0][len(common) :]
-        self._string_open = lead[1]
-        self._json_open = _around(one.split(_NAME)[1], _KEY, f'["{_HOLE}"]')[0][1]
-        self._end = empty.split(_NAME)[1][len(common) :]
-        self._after = self._after[: len(self._after) - len(self._end)]
+        self._head, empty = form.write(_NAME, {}).split(_NAME)
+        _, two = form.write(_NAME, {_KEY: _HOLE, _KEY + _KEY: _HOLE}).split(_NAME)
+        first, self._string_open, between, _, rest = _split(two)
+        # A marker is never cut: an argument begins where its last marker does.
+        self._before = first[first.rindex("<") :]
+        self._middle = first.removesuffix(self._before)
+        self._after = between.removesuffix(self._before)
+        self._end = rest.removeprefix(self._after)
+        self._blank = empty.removeprefix(self._middle).removesuffix(self._end)
+        _, listed = form.write(_NAME, {_KEY: [_HOLE]}).split(_NAME)
+        self._json_open = listed.split(_KEY)[1].split(f'["{_HOLE}"]')[0]
+        follow = "|".join(map(escaped, form.follow))
+        self._never = [containing(form.closing.decode(), rf"\s*({follow})")]
+        """What would end a value for whoever reads it."""
 
     def calls(self, tools: Sequence[Tool], *, several: bool, opened: bool = False) -> str:
         """One call of any of `tools`, or several one after the other; with `opened` the marker
@@ -66,13 +81,15 @@ class CallWriter:
         """The declared arguments in their order, those that are not required optional."""
         declared = root.get("properties")
         properties = declared if isinstance(declared, Mapping) else {}
-        required = root.get("required") or []
+        required = set(root.get("required") or []) & properties.keys()
         parts = []
         for key, schema in properties.items():
             one = self._argument(key, schema, root, strict=tool.strict)
             parts.append(one if key in required else f"({one})?")
         if not properties or root.get("additionalProperties") is True:
             parts.append(f"({self._free_argument()})*")
+        if self._blank and not required:
+            parts.append(f"({json.dumps(self._blank)})?")
         return " ".join(parts) if parts else '""'
 
     def _argument(self, key: str, schema: Any, root: Mapping[str, Any], *, strict: bool) -> str:
@@ -84,8 +101,7 @@ class CallWriter:
             if value:
                 return f"{self._opening(key, string=True)} {value} {self._closing()}"
             body = _bounded(schema) if types == {"string"} else ANYTHING
-            until = self._writer.text_until(self._after, body)
-            text = f"{self._opening(key, string=True)} {until}"
+            text = f"{self._opening(key, string=True)} {self._until_closed(body)}"
             if types in (ANY, {"string"}) or self._string_open == self._json_open:
                 return self._writer.rule(text)
             return self._writer.rule(alternatives([text, self._json(key, schema, root, strict)]))
@@ -113,26 +129,26 @@ class CallWriter:
             return f"{opening} {self._until_closed()}"
         kind, text = tool.grammar
         writer = self._writer
-        body = writer.rule(f"/{_slashed(text)}/") if kind == "regex" else writer.grammar(text)
-        return f"{opening} {body} {self._closing()}"
+        own = writer.text(regex(text), self._never) if kind == "regex" else writer.grammar(text)
+        return f"{opening} {own} {self._closing()}"
 
     def _free_argument(self) -> str:
         writer = self._writer
         key = writer.rule(r"/[A-Za-z0-9_.-]{1,64}/")
-        before = writer.literal(self._before_key)
+        before = writer.literal(self._before)
         opening = writer.literal(self._string_open)
         return f"{before} {key} {opening} {self._until_closed()}"
 
     def _opening(self, key: str, *, string: bool) -> str:
         return self._writer.literal(
-            self._before_key + key + (self._string_open if string else self._json_open)
+            self._before + key + (self._string_open if string else self._json_open)
         )
 
     def _closing(self) -> str:
         return self._writer.literal(self._after)
 
-    def _until_closed(self) -> str:
-        return self._writer.text_until(self._after)
+    def _until_closed(self, body: str = ANYTHING) -> str:
+        return self._writer.text_until(self._after, body, self._never)
 
 
 def _check_bare(key: str, schema: Any) -> None:
@@ -153,20 +169,9 @@ def _bounded(schema: Any) -> str:
     return rf"/(.|\n){{{low},{most if isinstance(most, int) else ''}}}/"
 
 
-def _around(text: str, key: str, value: str) -> tuple[tuple[str, str], str]:
-    """What stands before the key, between key and value, and behind the value."""
-    before, _, rest = text.partition(key)
-    between, _, after = rest.partition(value)
-    return (before, between), after
-
-
-def _common_head(first: str, second: str) -> str:
-    size = 0
-    while size < min(len(first), len(second)) and first[size] == second[size]:
-        size += 1
-    # A marker is never cut: back to where the last one began.
-    return first[: first.rfind("<", 0, size)] if "<" in first[:size] else first[:size]
-
-
-def _slashed(pattern: str) -> str:
-    return pattern.replace("\\/", "/").replace("/", "\\/")
+def _split(text: str) -> list[str]:
+    """What stands before, between and behind two arguments' keys and values."""
+    before, rest = text.split(_KEY, 1)
+    opened, between, tail = rest.split(_HOLE)
+    middle, opened_again = between.split(_KEY + _KEY)
+    return [before, opened, middle, opened_again, tail]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dgpp.text.tokenizer import Tokenizer
@@ -34,20 +35,36 @@ class LarkWriter:
 
     def literal(self, text: str) -> str:
         """An expression for exactly `text`."""
-        pieces = self._tokenizer.guard.split(text, None)
-        parts = [f"<[{p}]>" if isinstance(p, int) else json.dumps(p) for p in pieces]
-        return " ".join(parts) if parts else '""'
+        return " ".join(map(_expression, self._tokenizer.guard.split(text, None))) or '""'
 
-    def text_until(self, marker: str, body: str = ANYTHING) -> str:
-        """An expression for text that `body` matches, then `marker`, the first that comes."""
-        if self.begins_with_control(marker):
-            return f"{self.rule(body)} {self.literal(marker)}"
-        number = len(self._rules)
-        self._rules.append(f"until_{number}[suffix={json.dumps(marker)}]: {body}")
-        return f"until_{number}"
+    def text(self, body: str = ANYTHING, never: Iterable[str] = ()) -> str:
+        """An expression for text that `body` matches and no pattern of `never` matches whole."""
+        refused = "|".join(never)
+        if not refused:
+            return self.rule(body)
+        name = f"TEXT_{len(self._rules)}"
+        self._rules.append(f"{name}: {body} & ~/{_slashed(refused)}/")
+        return name
 
-    def begins_with_control(self, text: str) -> bool:
-        return isinstance(next(self._tokenizer.guard.split(text, None), None), int)
+    def text_until(self, marker: str, body: str = ANYTHING, never: Iterable[str] = ()) -> str:
+        """An expression for such text and then `marker`, the first that comes.
+
+        Where a token of the marker's is a control token, the marker ends in no other way: spelled
+        out it is never said.
+        """
+        never = list(never)
+        pieces = list(self._tokenizer.guard.split(marker, None))
+        place = next((at for at, piece in enumerate(pieces) if isinstance(piece, int)), None)
+        if place is None:
+            text = self.text(body, never) if never else body
+            name = f"until_{len(self._rules)}"
+            self._rules.append(f"{name}[suffix={json.dumps(marker)}]: {text}")
+            return name
+        lead = "".join(map(str, pieces[:place]))
+        if lead:
+            body = f"{body} {json.dumps(lead)}"
+        rest = " ".join(map(_expression, pieces[place:]))
+        return f"{self.text(body, [*never, containing(marker)])} {rest}"
 
     def rule(self, body: str) -> str:
         """A rule of its own for `body`; its name."""
@@ -80,3 +97,26 @@ class LarkWriter:
 
 def alternatives(expressions: list[str]) -> str:
     return "(" + " | ".join(expressions) + ")"
+
+
+def containing(text: str, pattern: str = "") -> str:
+    """A pattern for whatever has `text`, and behind it what `pattern` matches, somewhere in it."""
+    return rf"(?s:.*){escaped(text)}{pattern}(?s:.*)"
+
+
+def escaped(text: str) -> str:
+    """A pattern for exactly `text`."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$/#&~-]", r"\\\g<0>", text)
+
+
+def _slashed(pattern: str) -> str:
+    return pattern.replace("\\/", "/").replace("/", "\\/")
+
+
+def regex(pattern: str) -> str:
+    """`pattern` as the grammar writes it."""
+    return f"/{_slashed(pattern)}/"
+
+
+def _expression(piece: str | int) -> str:
+    return f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece)

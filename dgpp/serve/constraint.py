@@ -45,13 +45,10 @@ def grammar_of(
 
 def _wanted(request: GenerationRequest) -> Wanted:
     answer = request.answer
-    tools = request.tools if request.callable else ()
-    if request.only:
-        tools = tuple(tool for tool in tools if tool.name in request.only)
     return Wanted(
         schema=None if answer is None else json.loads(answer.schema),
         strict=answer is not None and answer.strict,
-        tools=tools,
+        tools=request.offered,
         choice="required" if request.must_call else "auto",
         parallel=request.parallel,
     )

@@ -76,6 +76,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
         return max(self.sampling.logprobs - 1, -1) if self.repeats_prompt else -1
 
     @property
+    def offered(self) -> tuple[Tool, ...]:
+        """The tools that the model may call."""
+        if not self.callable:
+            return ()
+        return tuple(tool for tool in self.tools if not self.only or tool.name in self.only)
+
+    @property
     def choices(self) -> int:
         """How many texts are asked for in all."""
         return self.n * max(1, len(self.prompts) + len(self.prompt_ids))

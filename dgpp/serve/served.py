@@ -18,8 +18,8 @@ class ServedModel(msgspec.Struct, frozen=True, omit_defaults=True):
     and answer together, `kv_pool_tokens` is what the block pool can hold of one request.
     `ping_interval` is in seconds, -1 for none. `no_eos`: every answer runs to its length limit.
     `reasoning_in_content`: the think tags are text. `whole_arguments`: a call's arguments come in
-    one piece. `tools`: the model's template knows calls. `efforts`: the template variables that each
-    reasoning effort stands for. `text`: it has a tokenizer. `scores`: it can tell how likely a
+    one piece. `tools`: the model's template knows calls. `efforts`: the template variables that
+    each reasoning effort stands for. `text`: it has a tokenizer. `scores`: it can tell how likely a
     prompt's own tokens were. `cut_tokens`
     divides the positions where prompts are cut for the prefix cache; 0 where it need not know where
     turns begin.

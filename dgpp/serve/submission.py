@@ -119,14 +119,14 @@ def _output(
     dialect = codec.dialect
     if model.reasoning_in_content:
         dialect = replace(dialect, thinking=None)
-    offered = request.tools if request.callable else ()
     return OutputOptions(
         stop=request.stop,
         dialect=dialect,
         reasoning=reasoning and dialect.thinking is not None,
-        tools={tool.name: _schema(tool) for tool in offered},
+        tools={tool.name: _schema(tool) for tool in request.offered},
         forced=request.named,
         whole_arguments=model.whole_arguments,
+        json=request.answer is not None,
     )
 
 

@@ -34,12 +34,21 @@ class Dialect:
     """`thinking` and `calls` are None where the model's template knows neither.
 
     `trimmed`: white space around an answer's text is the template's, so that before a call it is
-    not part of the answer.
+    not part of the answer. `gap` is what the template puts between the text and the first call.
     """
 
     thinking: Thinking | None = None
     calls: ToolFormat | None = None
     trimmed: bool = False
+    gap: bytes = b""
+
+    def ends_reasoning(self, *, tools: bool) -> tuple[bytes, ...]:
+        """The markers that may end the reasoning, the closing tag first: the router looks for
+        them, and a grammar lets none of them be part of the reasoning. `tools`: some may be
+        called."""
+        if tools and self.calls is not None and self.calls.in_reasoning:
+            return (THINK_CLOSE, self.calls.opening)
+        return (THINK_CLOSE,)
 
 
 PLAIN = Dialect()
@@ -54,7 +63,10 @@ def dialect_of(render: Render) -> Dialect:
     text = _rendered(render, answer)
     for form in FORMATS:
         if form.write(_NAME, _ARGUMENTS) in text:
-            return Dialect(thinking, form, trimmed=f"{_SAID} \t" not in text)
+            trimmed = f"{_SAID} \t" not in text
+            behind = text.partition(_SAID if trimmed else f"{_SAID} \t")[2]
+            gap = behind.partition(form.opening.decode())[0].encode()
+            return Dialect(thinking, form, trimmed=trimmed, gap=gap)
     plain = _rendered(render, {"role": "assistant", "content": f"{_SAID} \t"})
     return Dialect(thinking, None, trimmed=_SAID in plain and f"{_SAID} \t" not in plain)
 

@@ -52,6 +52,7 @@ class OutputOptions:
     `repeats_prompt`   the text begins with the prompt
     `scored`           that prompt's logprobs are told, and those of every token of the answer,
                        hidden ones and the end token included
+    `json`         the answer is JSON, or calls
     """
 
     stop: tuple[str, ...] = ()
@@ -62,6 +63,7 @@ class OutputOptions:
     whole_arguments: bool = False
     repeats_prompt: bool = False
     scored: bool = False
+    json: bool = False
 
 
 class OutputStream:
@@ -104,6 +106,7 @@ class OutputStream:
             tools=options.tools,
             stop=tuple(text.encode() for text in options.stop),
             reasoning=options.reasoning,
+            json=options.json,
         )
         self._text = _decoder("replace")
         self._reasoning = _decoder("replace")

@@ -33,7 +33,8 @@ class Router:
     bytes were cut: it waits where the next bytes could still change what the last ones mean.
 
     `reasoning` says that the prompt has opened the think tag already. Stop strings count in the
-    visible text alone. With no `tools` a call's markers are text.
+    visible text alone. With no `tools` a call's markers are text. `json`: the answer is JSON or
+    calls, so that what begins as text holds no call.
 
     `resolved`       offset up to which every byte has been told or dropped
     `stop_end`       offset at which a stop string was complete, when one was: `stopped_by`
@@ -48,6 +49,7 @@ class Router:
         tools: Mapping[str, ToolSchema] | None = None,
         stop: tuple[bytes, ...] = (),
         reasoning: bool = False,
+        json: bool = False,
     ) -> None:
         self.resolved = 0
         self.stop_end: int | None = None
@@ -57,6 +59,7 @@ class Router:
         self._dialect = dialect
         self._calls = dialect.calls if tools else None
         self._tools = tools or {}
+        self._json = json
         self._stop = stop
         self._stop_heads = frozenset(text[:1] for text in stop)
         self._longest = max(map(len, stop), default=0)
@@ -144,7 +147,7 @@ class Router:
             self._use(len(THINK_CLOSE))
             self._close_reasoning()
             return True
-        markers = (THINK_CLOSE,) if form is None else (THINK_CLOSE, form.opening)
+        markers = self._dialect.ends_reasoning(tools=self._calls is not None)
         cut = len(self._data) if final else _safe(self._data, markers)
         self._tell_reasoning(events, cut, last=final)
         return False
@@ -167,6 +170,8 @@ class Router:
     def _text(self, events: list[Routed], final: bool) -> bool:
         if not self._past_lead(final):
             return False
+        if self._json and self._is_json():
+            self._calls = None
         stop = self._first_stop()
         form = self._calls
         opened = -1 if form is None else self._data.find(form.opening, self._looked)
@@ -182,12 +187,20 @@ class Router:
             return self._try_call(events, opened, final, self._before_call)
         cut = len(self._data)
         if not final:
-            markers = self._stop if form is None else (*self._stop, form.opening)
+            markers = self._stop
+            if form is not None:
+                markers = (*markers, form.opening, self._dialect.gap + form.opening)
             cut = _safe(self._data, markers)
             if self._holds_space:
                 cut = len(self._data[:cut].rstrip(_SPACE))
         self._tell_text(events, cut)
         return False
+
+    def _is_json(self) -> bool:
+        """Whether the answer's text has begun, and not with what begins a call."""
+        bare = self._data.lstrip(_SPACE)
+        opening = b"" if self._calls is None else self._calls.opening
+        return bool(bare) and not bare.startswith(opening[: len(bare)])
 
     def _past_lead(self, final: bool) -> bool:
         """Drop what the template puts before an answer, as far as the model wrote it."""
@@ -206,7 +219,8 @@ class Router:
         return self._calls is not None and self._dialect.trimmed
 
     def _before_call(self, events: list[Routed], cut: int, *, last: bool) -> None:
-        kept = len(self._data[:cut].rstrip(_SPACE)) if self._holds_space else cut
+        text, gap = self._data[:cut], self._dialect.gap
+        kept = len(text.rstrip(_SPACE) if self._holds_space else text.removesuffix(gap))
         self._tell_text(events, min(kept, cut if last else self._stop_safe(cut)))
         if last:
             self._use(cut - kept)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import lzma
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import vendors
 
 from dgpp.grammar.answer import Wanted, answer_grammar
 from dgpp.grammar.errors import GrammarError
@@ -24,7 +24,6 @@ from dgpp.text.output import OutputOptions, OutputStream
 from dgpp.text.tokenizer import Tokenizer
 
 TINY = Path(__file__).parents[2] / "fixtures" / "tiny-chat"
-ASSETS = Path(__file__).parents[4] / "shared" / "assets" / "tokenizers"
 every = pytest.mark.parametrize("form", FORMATS, ids=[form.name for form in FORMATS])
 
 SCHEMA = {
@@ -211,14 +210,12 @@ def test_compact_json_leaves_no_room_to_dawdle():
         assert allows(MIMO, Wanted(schema={}), text)
 
 
+@vendors.needed
 @pytest.mark.parametrize(
     ("name", "form"), [("glm", FORMATS[0]), ("qwen3.8", QWEN), ("mimo-v2.6", MIMO)]
 )
 def test_vendors_vocabularies(name, form):
-    path = ASSETS / name / "tokenizer.json.xz"
-    if not path.exists():
-        pytest.skip(f"no vendors' tokenizers at {ASSETS}")
-    tokenizer = Tokenizer(json.loads(lzma.decompress(path.read_bytes())))
+    tokenizer = vendors.tokenizer(name)
     stop = max(tokenizer.controls.values())
     found = Grammars(vocabulary(tokenizer, [stop]))
     wanted = Wanted(tools=(WEATHER, NOW), choice="required")
