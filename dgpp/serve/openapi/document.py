@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from dgpp.serve import limits
 from dgpp.serve.anthropic.request import parse_count, parse_messages
 from dgpp.serve.chat import parse_chat
-from dgpp.serve.reasoning import SWITCHES
 from dgpp.serve.completions import parse_completion
 from dgpp.serve.fields import Body
 from dgpp.serve.openapi import examples
 from dgpp.serve.openapi.answers import Schema, array, ref, schemas
 from dgpp.serve.openapi.watch import read_schema
+from dgpp.serve.reasoning import SWITCHES
 from dgpp.serve.request import GenerationRequest
 from dgpp.serve.responses_api.request import parse_response
 from dgpp.serve.served import ServedModel
