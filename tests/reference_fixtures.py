@@ -9,10 +9,11 @@ import pytest
 HERE = Path(__file__).parent / "fixtures"
 
 
-def fixture_directory(name: str) -> Path:
-    """The directory of fixture `name`; the test is skipped where it is not on this machine."""
+def fixture_directory(name: str, file: str = "config.json") -> Path:
+    """The directory of fixture `name` that holds `file`; the test is skipped where there is none on
+    this machine."""
     places = [HERE, *(parent / "shared" / "fixtures" for parent in HERE.parents[2:])]
     for place in places:
-        if (place / name / "config.json").is_file():
+        if (place / name / file).is_file():
             return place / name
-    pytest.skip(f"{name} is neither in tests/fixtures nor in ../shared/fixtures")
+    pytest.skip(f"{name}/{file} is neither in tests/fixtures nor in ../shared/fixtures")

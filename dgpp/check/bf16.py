@@ -54,6 +54,12 @@ class Bf16Judge:
             self.failures.append(f"{name}: {mean}, bf16 explains {allowed:.3g}")
         return max_abs(got, reference)
 
+    def state(self, name: str, got: Array, reference: Array) -> float:
+        if got.shape != reference.shape:
+            self.failures.append(f"{name}: shape {got.shape}, expected {reference.shape}")
+            return float("inf")
+        return max_abs(got, reference)
+
     def layer(self, index: int, got: Array, hidden: Array, *, alone: bool) -> LayerError:
         wanted = hidden[index].astype(np.float64)
         if got.shape != wanted.shape or not index or not alone:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dgpp.check.compare import left_out
 from dgpp.check.expected import Array, Expected, Tolerances
 from dgpp.check.forward import CHUNK, CheckOptions, engine_limits
 from dgpp.check.judge import Float32Judge
@@ -17,6 +18,7 @@ from dgpp.check.world import run_world
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.model_engine import ModelEngine
+from dgpp.errors import ConfigError
 from dgpp.models.dflash2.config import parse, require_target
 from dgpp.models.dflash2.model import DFlash2
 from dgpp.models.observer import Unconcerned
@@ -34,16 +36,10 @@ F32Array = npt.NDArray[np.float32]
 ARRAYS = ("ids", "taps", "anchor_pos", "anchor_id", "draft_ids", "cand_ids", "cand_logits")
 
 
-class DrafterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors are largest absolute differences; `failures` says in words what is not near enough.
+class BlockFindings(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors are largest absolute differences. Of every block: the tokens drafted, the candidates
+    they were taken from and their scores."""
 
-    Of every block: the tokens drafted, the candidates they were taken from and their scores.
-    """
-
-    family: str
-    variant: str
-    backend: str
-    world: int
     taps_max_abs: float
     hidden_max_abs: float
     candidate_logits_max_abs: float
@@ -51,11 +47,21 @@ class DrafterReport(msgspec.Struct, frozen=True, kw_only=True):
     candidates_equal: bool
     drafts_equal: int
     drafts_total: int
+    not_compared: dict[str, str]
+
+
+class DrafterReport(BlockFindings, frozen=True, kw_only=True):
+    """`failures` says in words what is not near enough."""
+
+    family: str
+    variant: str
+    backend: str
+    world: int
     ok: bool
     failures: tuple[str, ...] = ()
 
 
-class _Run:
+class DrafterRun:
     """One rank: the prompt through the target in chunks, a block behind each anchor."""
 
     def __init__(self, engine: ModelEngine, drafter: DFlash2, expected: Expected) -> None:
@@ -126,21 +132,21 @@ class _Run:
 class _Watch(Unconcerned):
     """The observer of a run: what follows layer index − 1."""
 
-    def __init__(self, run: _Run) -> None:
+    def __init__(self, run: DrafterRun) -> None:
         self._run = run
 
     def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
         self._run.hidden_of(index - 1, rows, x)
 
 
-def _run_rank(
+def run_rank(
     checkpoint: Checkpoint,
     target: Checkpoint,
     expected: Expected,
     options: CheckOptions,
     rank: int,
     collective: Collective | None,
-) -> _Run:
+) -> DrafterRun:
     config = parse(checkpoint.config)
     require_target(config, family_of(target.config).parse(target.config))
     limits = engine_limits(target.config, len(expected["ids"]))
@@ -151,6 +157,7 @@ def _run_rank(
         backend=options.backend,
         device=rank,
         collective=collective,
+        embed_sharding=options.embed_sharding,
     )
     shard = ALONE if collective is None else Shard(collective.rank, collective.world)
     trial = Binding(checkpoint)
@@ -161,7 +168,7 @@ def _run_rank(
         drafter.state, engine.backend, slots=limits.slots, blocks=1, block_tokens=CHUNK
     )
     drafter.prepare(engine.backend, pools, limits.position_ceiling, collective)
-    run = _Run(engine, drafter, expected)
+    run = DrafterRun(engine, drafter, expected)
     run.run()
     return run
 
@@ -174,13 +181,32 @@ def check_drafter(
     options: CheckOptions,
 ) -> DrafterReport:
     """Run the prompt of `expected` through the target in chunks, draft behind every anchor, and
-    compare by the float32 rule. Raises CheckpointError where drafter and target do not fit."""
-    rank_of = partial(_run_rank, checkpoint, target, expected, options)
+    compare by the float32 rule. Raises CheckpointError where drafter and target do not fit,
+    ConfigError for options that do not apply."""
+    if options.per_layer:
+        raise ConfigError("--per-layer: a block drafter's expected values hold no layers' inputs")
+    if options.rule != "float32":
+        raise ConfigError(f"--rule: a block drafter is compared by float32, not by {options.rule}")
+    rank_of = partial(run_rank, checkpoint, target, expected, options)
     runs = run_world(options.world, rank_of, options.backend)
-    run, judge = runs[0], Float32Judge(tolerances)
+    judge = Float32Judge(tolerances)
     for rank, other in enumerate(runs[1:], 1):
-        if not np.array_equal(np.stack(other.drafts), np.stack(run.drafts)):
+        if not np.array_equal(np.stack(other.drafts), np.stack(runs[0].drafts)):
             judge.failures.append(f"rank {rank}: drafts not those of rank 0")
+    findings = compare_blocks(judge, runs[0], expected)
+    return DrafterReport(
+        family="dflash2",
+        variant=tolerances.variant,
+        backend=options.backend,
+        world=options.world,
+        ok=not judge.failures,
+        failures=tuple(judge.failures),
+        **{name: getattr(findings, name) for name in findings.__struct_fields__},
+    )
+
+
+def compare_blocks(judge: Float32Judge, run: DrafterRun, expected: Expected) -> BlockFindings:
+    """Every array of `expected` against what a run gave."""
     ids, drafts = np.stack(run.ids), np.stack(run.drafts)
     candidates = _same(judge, "candidates", ids, expected["cand_ids"])
     equal = int(np.sum(drafts == expected["draft_ids"]))
@@ -189,11 +215,7 @@ def check_drafter(
     hidden = judge.near("block hidden", np.stack(run.hidden), expected["block_hidden"])
     logits = judge.near("candidate logits", np.stack(run.logits), expected["cand_logits"])
     scores = judge.near("path scores", np.stack(run.scores), expected["path_scores"])
-    return DrafterReport(
-        family="dflash2",
-        variant=tolerances.variant,
-        backend=options.backend,
-        world=options.world,
+    return BlockFindings(
         taps_max_abs=taps,
         hidden_max_abs=hidden,
         candidate_logits_max_abs=logits,
@@ -201,8 +223,7 @@ def check_drafter(
         candidates_equal=candidates,
         drafts_equal=equal,
         drafts_total=drafts.size,
-        ok=not judge.failures,
-        failures=tuple(judge.failures),
+        not_compared=left_out(judge, expected),
     )
 
 

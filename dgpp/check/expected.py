@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,17 @@ class _Entry(msgspec.Struct):
     variant: str = ""
 
 
+NOT_COMPARED = {
+    "image*": "images are not served",
+    "vision_*": "images are not served",
+    "mm_*": "prompts with images are not served",
+}
+"""Arrays that a file may hold though nothing is compared with them, by shell-style names."""
+
+
 class Expected:
-    """The arrays of an expected.npz by name; which there are depends on the family."""
+    """The arrays of an expected.npz by name; which there are depends on the family. It remembers
+    which of them were asked for, so that a check can say what it left out."""
 
     def __init__(self, path: Path, required: Sequence[str] = ("ids", "logits")) -> None:
         try:
@@ -66,12 +76,29 @@ class Expected:
         if missing:
             message = f"{path}: array {missing[0]} is missing"
             raise CheckpointError(message)
+        self._path = path
+        self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self.arrays
 
     def __getitem__(self, name: str) -> Array:
+        self._read.add(name)
         return self.arrays[name]
+
+    def either(self, *names: str) -> Array:
+        """The array that has one of `names`. Raises CheckpointError where none has."""
+        for name in names:
+            if name in self:
+                return self[name]
+        raise CheckpointError(f"{self._path}: array {names[0]} is missing")
+
+    def unread(self) -> dict[str, str]:
+        """Arrays that nothing asked for, with the reason in NOT_COMPARED, or none."""
+        return {
+            name: next((why for at, why in NOT_COMPARED.items() if fnmatchcase(name, at)), "")
+            for name in sorted(self.arrays.keys() - self._read)
+        }
 
 
 def stated_tolerances(expected: Path) -> Tolerances | None:

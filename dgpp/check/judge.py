@@ -32,6 +32,10 @@ class Judge(Protocol):
     def near(self, name: str, got: Array, reference: Array) -> float:
         """Float values; the largest |difference|."""
 
+    def state(self, name: str, got: Array, reference: Array) -> float:
+        """A residual in float32 that errors of all layers before it are in; the largest
+        |difference|."""
+
     def layer(self, index: int, got: Array, hidden: Array, *, alone: bool) -> LayerError:
         """State `index` of hidden [L + 1, T, H], that after layer index − 1; `alone`: the layer
         was fed the reference's own input, so that errors did not add up."""
@@ -69,6 +73,9 @@ class Float32Judge:
 
     def near(self, name: str, got: Array, reference: Array) -> float:
         return self._near(name, got, reference, self._tolerances.logits)
+
+    def state(self, name: str, got: Array, reference: Array) -> float:
+        return self.near(name, got, reference)
 
     def layer(self, index: int, got: Array, hidden: Array, *, alone: bool) -> LayerError:
         before = len(self.failures)

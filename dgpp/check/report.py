@@ -24,19 +24,14 @@ class Flip(msgspec.Struct, frozen=True):
     allowed: bool
 
 
-class ForwardReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Errors are largest absolute differences; `failures` says in words what is out of tolerance.
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors are largest absolute differences.
 
-    `rule` is float32 or bf16. `mtp_max_abs` is None without draft values; `selected_equal` is true
-    without sparse layers. `argmax_agree` is the share of prompt rows with the reference's best
-    token; `flips` are told where each layer is fed the reference's own input.
+    `mtp_max_abs` is None without draft values; `selected_equal` is true without sparse layers.
+    `argmax_agree` is the share of prompt rows with the reference's best token. `not_compared` names
+    the arrays of the expected values that were left out, and why.
     """
 
-    family: str
-    variant: str
-    backend: str
-    world: int
-    rule: str
     logits_max_abs: float
     logits_mean_abs: float
     argmax_agree: float
@@ -50,6 +45,18 @@ class ForwardReport(msgspec.Struct, frozen=True, kw_only=True):
     selected_equal: bool
     mtp_max_abs: float | None
     mtp_router_equal: bool | None
+    not_compared: dict[str, str]
+
+
+class ForwardReport(Findings, frozen=True, kw_only=True):
+    """`rule` is float32 or bf16; `failures` says in words what is out of tolerance. `flips` are
+    told where each layer is fed the reference's own input."""
+
+    family: str
+    variant: str
+    backend: str
+    world: int
+    rule: str
     ok: bool
     flips: tuple[Flip, ...] = ()
     failures: tuple[str, ...] = ()

@@ -40,6 +40,12 @@ def _print_report(report: ForwardReport) -> None:
         typer.echo(f"  flip         layer {flip.layer} row {flip.row}: gap {flip.gap:.3g}, {kept}")
     if report.mtp_max_abs is not None:
         typer.echo(f"  {'draft':<12} max |error| {report.mtp_max_abs:.3g}")
+    _print_end(report)
+
+
+def _print_end(report: ForwardReport | DrafterReport) -> None:
+    for name, reason in report.not_compared.items():
+        typer.echo(f"  {name} was not compared: {reason}")
     for failure in report.failures:
         typer.echo(f"  FAIL {failure}")
     typer.echo("ok" if report.ok else "NOT within tolerance")
@@ -56,9 +62,7 @@ def _print_drafter(report: DrafterReport) -> None:
     for name, error in errors.items():
         typer.echo(f"  {name:<12} max |error| {error:.3g}")
     typer.echo(f"  {'drafts':<12} {report.drafts_equal} of {report.drafts_total} tokens equal")
-    for failure in report.failures:
-        typer.echo(f"  FAIL {failure}")
-    typer.echo("ok" if report.ok else "NOT within tolerance")
+    _print_end(report)
 
 
 @app.command("forward")

@@ -65,6 +65,7 @@ def test_a_wrong_value_fails_by_name(tmp_path: Path) -> None:
     arrays = dict(np.load(directory / "expected.npz"))
     arrays["logits"][7, 3] += 0.01
     arrays["router_ids"][0, 0] = [6, 7]
+    arrays |= {"image_0": np.zeros(2), "attention": np.zeros(2)}
     np.savez(directory / "expected.npz", **arrays)
     result = run(directory)
     assert result.exit_code == 1
@@ -73,6 +74,8 @@ def test_a_wrong_value_fails_by_name(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "FAIL logits: off by up to 0.0" in result.stdout
     assert "FAIL router ids of layer 2: not identical" in result.stdout
+    assert "FAIL attention: holds values that nothing was compared with" in result.stdout
+    assert "image_0 was not compared: images are not served" in result.stdout
 
 
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
