@@ -15,7 +15,11 @@ STREAMED = DENSE | {"experts", "indexer", "delta gates"}
 
 
 class ModelForms(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine keys of these names. `draft_vocab` is the path of its file."""
+    """The engine keys of these names. `draft_vocab` is the path of its file.
+
+    `rounded_rows` is no key: cached rows are rounded where a family's release rounds them, but for
+    comparisons with references that do not.
+    """
 
     dense_weights: str = "checkpoint"
     bf16_weights: str = "checkpoint"
@@ -24,6 +28,7 @@ class ModelForms(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str = "bf16"
     draft_vocab: str = ""
     rope_scaling: RopeScaling | None = None
+    rounded_rows: bool = True
 
     def held(self, item: str, stored: Form) -> Form:
         """The form of a matrix that is part of `item` in the plan and `stored` in that form."""

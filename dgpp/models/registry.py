@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dgpp.errors import CheckpointError
+from dgpp.models.deepseek_v4 import config as v4_config
+from dgpp.models.deepseek_v4.model import DeepseekV4Model
 from dgpp.models.forms import AS_STORED, BARE, FamilyForms, ModelForms
 from dgpp.models.glm4_moe import config as glm4_moe_config
 from dgpp.models.glm4_moe.model import Glm4MoeModel
@@ -108,12 +110,17 @@ class Model(Protocol):
 @dataclass(frozen=True, slots=True)
 class Family:
     """`parse` reads config.json, `build` makes the model from its result and a WeightSource.
-    `takes` says which forms it can be held in beside the checkpoint's own."""
+    `takes` says which forms it can be held in beside the checkpoint's own.
+
+    `exact` makes of a configuration that of the same model which keeps cached rows as they were
+    computed; None where a family rounds none.
+    """
 
     name: str
     parse: Callable[[dict[str, Any]], Any]
     build: Callable[..., Any]
     takes: FamilyForms = BARE
+    exact: Callable[[Any], Any] | None = None
 
     def settle(self, config: dict[str, Any], forms: ModelForms = AS_STORED) -> Any:
         """What `parse` makes of a config.json, in the forms asked for. Raises CheckpointError
@@ -122,10 +129,15 @@ class Family:
         self.takes.require(self.name, forms)
         if forms.rope_scaling is not None:
             parsed = stretched_context(parsed, forms.rope_scaling)
+        if not forms.rounded_rows and self.exact is not None:
+            parsed = self.exact(parsed)
         return parsed
 
 
 FAMILIES = {
+    "deepseek_v4": Family(
+        "deepseek-v4-flash", v4_config.parse, DeepseekV4Model, exact=v4_config.exact
+    ),
     "glm4_moe": Family("glm-4.7", glm4_moe_config.parse, Glm4MoeModel),
     "glm5_next": Family("glm-5.3-flash", glm5_next_config.parse, Glm5NextModel),
     "glm_moe_dsa": Family("glm-5.3", glm_dsa_config.parse, GlmDsaModel),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dgpp.models.glm4_moe.config import Glm4MoeConfig
 from dgpp.models.layers.attention import AttentionShape, GqaAttention
 from dgpp.models.layers.mlp import DenseMlp
-from dgpp.models.layers.moe import MoeShape, SigmoidMoe
+from dgpp.models.layers.moe import MoeShape, RoutedMoe
 from dgpp.models.layers.projections import separate
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
@@ -74,7 +74,7 @@ class Glm4MoeLayer:
         source.ignore(f"{name}.k_proj.k_scale")
         source.ignore(f"{name}.v_proj.v_scale")
         if is_dense(config, layer):
-            self._mlp: DenseMlp | SigmoidMoe = DenseMlp(
+            self._mlp: DenseMlp | RoutedMoe = DenseMlp(
                 source,
                 prefix,
                 config.hidden_size,
@@ -84,7 +84,7 @@ class Glm4MoeLayer:
             )
         else:
             stored = config.format(f"{prefix}.mlp.experts.0.gate_proj")
-            self._mlp = SigmoidMoe(source, prefix, layer, moe_shape(config), stored)
+            self._mlp = RoutedMoe(source, prefix, layer, moe_shape(config), stored)
 
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
         self.attention.forward(ops, rows, work)

@@ -16,7 +16,7 @@ from dgpp.models.layers.indexer import IndexerShape, PoolIndexer
 from dgpp.models.layers.kda import KdaShape, KimiDelta
 from dgpp.models.layers.mla import MlaAttention, MlaShape
 from dgpp.models.layers.mlp import DenseMlp
-from dgpp.models.layers.moe import MoeShape, SigmoidMoe
+from dgpp.models.layers.moe import MoeShape, RoutedMoe
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
 from dgpp.models.shard import Shard
@@ -140,7 +140,7 @@ class Glm5NextLayer:
 
     def _build_mlp(
         self, config: Glm5NextConfig, source: WeightSource, prefix: str
-    ) -> DenseMlp | SigmoidMoe:
+    ) -> DenseMlp | RoutedMoe:
         mlp, index = f"{prefix}.mlp", self._index
         if config.dense(index):
             sizes = (config.hidden_size, config.intermediate_size, config.rms_norm_eps)
@@ -148,7 +148,7 @@ class Glm5NextLayer:
             return DenseMlp(source, prefix, *sizes, stored, limit=config.swiglu_limit)
         stored = config.format(f"{mlp}.experts.0.gate_proj")
         shared = config.format(f"{mlp}.shared_experts.gate_proj")
-        return SigmoidMoe(source, prefix, index, moe_shape(config), stored, shared)
+        return RoutedMoe(source, prefix, index, moe_shape(config), stored, shared)
 
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
         for place, site in enumerate(self._sites or [None, None]):

@@ -12,7 +12,7 @@ from dgpp.models.glm_moe_dsa.draft import draft_level
 from dgpp.models.layers.indexer import IndexerShape, TokenIndexer
 from dgpp.models.layers.mla import MlaAttention, MlaShape
 from dgpp.models.layers.mlp import DenseMlp
-from dgpp.models.layers.moe import MoeShape, SigmoidMoe
+from dgpp.models.layers.moe import MoeShape, RoutedMoe
 from dgpp.models.layers.rope import rotary_angles
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
@@ -89,14 +89,14 @@ class GlmDsaLayer:
         shape, norm = mla_shape(config), f"{prefix}.input_layernorm"
         self.attention = MlaAttention(source, name, norm, shape, config.format, indexer)
         mlp = f"{prefix}.mlp"
-        self._mlp: DenseMlp | SigmoidMoe
+        self._mlp: DenseMlp | RoutedMoe
         if config.dense(index):
             sizes = (config.hidden_size, config.intermediate_size, config.rms_norm_eps)
             self._mlp = DenseMlp(source, prefix, *sizes, config.format(f"{mlp}.gate_proj"))
             return
         stored = config.format(f"{mlp}.experts.0.gate_proj")
         shared = config.format(f"{mlp}.shared_experts.gate_proj")
-        self._mlp = SigmoidMoe(source, prefix, index, moe_shape(config), stored, shared)
+        self._mlp = RoutedMoe(source, prefix, index, moe_shape(config), stored, shared)
 
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
         self.attention.forward(rows, work, work.selection)

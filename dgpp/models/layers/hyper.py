@@ -62,10 +62,7 @@ class HyperConnection:
 
     def before(self, ops: Backend, rows: Rows, work: Workspace) -> None:
         """work.x = the streams collapsed for the sublayer."""
-        more, raw, mixes = extended(ops), work.extra["hyper raw"], work.extra["hyper mixes"]
-        more.linear(rows, work.streams, self._site.fn, raw)
-        more.hyper_mix(rows, work.streams, self._site, raw, mixes)
-        more.hyper_collapse(rows, work.streams, self._site, mixes, work.x)
+        collapse(ops, rows, work, self._site)
 
     def after(self, ops: Backend, rows: Rows, work: Workspace) -> None:
         """Spread the sublayer's output over the streams."""
@@ -125,3 +122,33 @@ class MeanStreams(CopiedStreams):
 
     def leave(self, ops: Backend, rows: Rows, work: Workspace) -> None:
         extended(ops).mean_streams(rows, work.streams, self._shape.streams, work.x)
+
+
+class GatedStreams(CopiedStreams):
+    """What comes out is the streams' sum, weighted by mixes of their own; tensors as of a
+    connection that only collapses."""
+
+    def __init__(
+        self, source: WeightSource, name: str, shape: HyperShape, stored: Format = BF16_BARE
+    ) -> None:
+        super().__init__(shape)
+        n, width = shape.streams, shape.streams * shape.width
+        fn = source.matrix("hyper-connections", [Linear(f"{name}_fn", n, width, stored)])
+        base, scale = (
+            source.vector("hyper-connections", f"{name}_{part}", size, ("F32",))
+            for part, size in (("base", n), ("scale", 1))
+        )
+        self._site = HyperSite(
+            fn, base, scale, n, shape.width, shape.norm_eps, shape.eps, 0, spreads=False
+        )
+
+    def leave(self, ops: Backend, rows: Rows, work: Workspace) -> None:
+        collapse(ops, rows, work, self._site)
+
+
+def collapse(ops: Backend, rows: Rows, work: Workspace, site: HyperSite) -> None:
+    """work.x = the streams weighted by the site's first mixes; "hyper mixes" = all of them."""
+    more, raw, mixes = extended(ops), work.extra["hyper raw"], work.extra["hyper mixes"]
+    more.linear(rows, work.streams, site.fn, raw)
+    more.hyper_mix(rows, work.streams, site, raw, mixes)
+    more.hyper_collapse(rows, work.streams, site, mixes, work.x)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dgpp.checkpoint.formats import Format
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.observer import Observer
 from dgpp.models.shard import Split
 from dgpp.models.sources import Linear, WeightSource
 from kernels_numba.backend import Backend, Norm, Rows, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MlpNames:
+    """What the projections of an MLP are called."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+PROJECTIONS = MlpNames()
 
 
 class GatedMlp:
@@ -23,13 +37,14 @@ class GatedMlp:
         inner: int,
         stored: Format,
         limit: float = 0.0,
+        names: MlpNames = PROJECTIONS,
     ) -> None:
         self._limit = limit
         sides = [
-            Linear(f"{name}.{side}_proj", inner, hidden, stored, split=Split.ROWS)
-            for side in ("gate", "up")
+            Linear(f"{name}.{side}", inner, hidden, stored, split=Split.ROWS)
+            for side in (names.gate, names.up)
         ]
-        down = Linear(f"{name}.down_proj", hidden, inner, stored, split=Split.COLUMNS)
+        down = Linear(f"{name}.{names.down}", hidden, inner, stored, split=Split.COLUMNS)
         self._gate_up = source.matrix(item, sides)
         self._down = source.matrix(item, [down])
 

@@ -12,7 +12,7 @@ from dgpp.checkpoint.formats import BF16
 from dgpp.models.decoder import Decoder, Ends
 from dgpp.models.layers.attention import AttentionShape, GqaAttention
 from dgpp.models.layers.mlp import DenseMlp
-from dgpp.models.layers.moe import MoeShape, SigmoidMoe
+from dgpp.models.layers.moe import MoeShape, RoutedMoe
 from dgpp.models.layers.projections import fused
 from dgpp.models.layers.rope import rotary_angles
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
@@ -92,7 +92,7 @@ class MimoLayer:
         self.attention = GqaAttention(source, prefix, shape, qkv, BF16)
         if routed is not None:
             shape_of_experts, stored = moe_shape(config), config.expert_format
-            self._mlp: DenseMlp | SigmoidMoe = SigmoidMoe(
+            self._mlp: DenseMlp | RoutedMoe = RoutedMoe(
                 source, prefix, routed, shape_of_experts, stored
             )
             return

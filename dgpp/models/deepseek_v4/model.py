@@ -1,0 +1,333 @@
+"""DeepSeek-V4-Flash: heads of one shared row, a window beside compressed entries, four streams.
+
+Every layer: the streams collapse, attention of their norm, the output expands over the streams; the
+same around a mixture of experts, which in the first layers a table names by token. Queries see a
+window and, in layers of ratio 4, the entries that an indexer selects, in those of another ratio all
+entries. What comes out is a weighted sum of the streams. Draft stages see a window only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dgpp.checkpoint.formats import F32_BARE, FP8_E8M0_128, MXFP4_I8
+from dgpp.models.decoder import Decoder, Ends
+from dgpp.models.deepseek_v4.config import INDEX_TILE, INDEXED, TILE, DeepseekV4Config
+from dgpp.models.layers.compressor import Compressor, CompressorShape
+from dgpp.models.layers.dspark import DSpark, DSparkNames, DSparkShape
+from dgpp.models.layers.entry_indexer import EntryIndexer, EntryIndexerShape
+from dgpp.models.layers.extended import extended
+from dgpp.models.layers.hyper import GatedStreams, HyperConnection, HyperShape
+from dgpp.models.layers.moe import DEEPSEEK, MoeShape, RoutedMoe
+from dgpp.models.layers.rope import rotary_angles
+from dgpp.models.layers.shared_key import SharedKeyAttention, SharedKeyShape
+from dgpp.models.layers.workspace import Workspace, WorkspaceShape
+from dgpp.models.observer import Observer
+from dgpp.models.shard import Shard
+from dgpp.models.sources import WeightSource
+from dgpp.state.declaration import PagedRows, Ring, StateDeclaration
+from dgpp.state.pools import StatePools
+from kernels_numba.backend import Backend, Rows, Scores, Tensor
+from kernels_numba.extended import Code, Entries, Rounding
+
+
+def attention_shape(config: DeepseekV4Config) -> SharedKeyShape:
+    return SharedKeyShape(
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        width=config.head_dim,
+        rotated=config.qk_rope_head_dim,
+        q_rank=config.q_lora_rank,
+        groups=config.o_groups,
+        group_rank=config.o_lora_rank,
+        window=config.sliding_window,
+        eps=config.rms_norm_eps,
+        norm_heads=True,
+        rounding=_row_rounding(config),
+    )
+
+
+def _row_rounding(config: DeepseekV4Config) -> Rounding | None:
+    """Of a window's rows and of entries, whose turning values stay as they are."""
+    still = config.head_dim - config.qk_rope_head_dim
+    return Rounding(Code.FP8_E8M0, still, TILE) if config.rounded else None
+
+
+def _index_rounding(config: DeepseekV4Config, heads: int) -> Rounding | None:
+    width = heads * config.index_head_dim
+    return Rounding(Code.FP4_E8M0, width, INDEX_TILE) if config.rounded else None
+
+
+def entry_shape(config: DeepseekV4Config, ratio: int) -> CompressorShape:
+    return CompressorShape(
+        name=f"entry {ratio}",
+        hidden=config.hidden_size,
+        width=config.head_dim,
+        every=ratio,
+        rotated=config.qk_rope_head_dim,
+        eps=config.rms_norm_eps,
+        parts=2 if ratio == INDEXED else 1,
+        biased=True,
+        rounding=_row_rounding(config),
+    )
+
+
+def key_shape(config: DeepseekV4Config) -> CompressorShape:
+    """The indexer's keys, made as entries are."""
+    return CompressorShape(
+        name="index",
+        hidden=config.hidden_size,
+        width=config.index_head_dim,
+        every=INDEXED,
+        rotated=config.qk_rope_head_dim,
+        eps=config.rms_norm_eps,
+        parts=2,
+        biased=True,
+        rounding=_index_rounding(config, 1),
+        evened=True,
+    )
+
+
+def indexer_shape(config: DeepseekV4Config) -> EntryIndexerShape:
+    return EntryIndexerShape(
+        hidden=config.hidden_size,
+        rank=config.q_lora_rank,
+        heads=config.index_n_heads,
+        dim=config.index_head_dim,
+        rotated=config.qk_rope_head_dim,
+        top=config.index_topk,
+        every=INDEXED,
+        rounding=_index_rounding(config, config.index_n_heads),
+        evened=True,
+    )
+
+
+def hyper_shape(config: DeepseekV4Config) -> HyperShape:
+    return HyperShape(
+        streams=config.hc_mult,
+        width=config.hidden_size,
+        norm_eps=config.rms_norm_eps,
+        eps=config.hc_eps,
+        iterations=config.hc_sinkhorn_iters,
+    )
+
+
+def moe_shape(config: DeepseekV4Config, *, named: bool) -> MoeShape:
+    return MoeShape(
+        hidden=config.hidden_size,
+        experts=config.n_routed_experts,
+        top=config.num_experts_per_tok,
+        intermediate=config.moe_intermediate_size,
+        shared=config.n_shared_experts,
+        normalise=True,
+        scale=config.routed_scaling_factor,
+        eps=config.rms_norm_eps,
+        limit=config.swiglu_limit,
+        limit_shared=False,
+        scores=Scores.SQRT_SOFTPLUS,
+        weigh_inside=True,
+        vocabulary=config.vocab_size if named else 0,
+    )
+
+
+def dspark_shape(config: DeepseekV4Config) -> DSparkShape:
+    return DSparkShape(
+        hidden=config.hidden_size,
+        streams=config.hc_mult,
+        vocab=config.vocab_size,
+        taps=config.dspark_target_layer_ids,
+        block=config.dspark_block_size,
+        noise=config.dspark_noise_token_id,
+        rank=config.dspark_markov_rank,
+        eps=config.rms_norm_eps,
+    )
+
+
+def workspace_shape(config: DeepseekV4Config, shard: Shard, *, drafts: bool) -> WorkspaceShape:
+    """Widths of a step's activations on one rank."""
+    own = attention_shape(config).own(shard)
+    ratios = sorted(set(config.compress_ratios) - {0})
+    entries = [row for ratio in ratios for row in entry_shape(config, ratio).rows]
+    indexed = (*key_shape(config).rows, *indexer_shape(config).rows) if INDEXED in ratios else ()
+    shared = config.moe_intermediate_size * config.n_shared_experts
+    extra = (*own.rows, *hyper_shape(config).rows, *entries, *indexed)
+    return WorkspaceShape(
+        hidden=config.hidden_size,
+        attended=own.attended,
+        intermediate=shared // shard.world,
+        partial=config.hidden_size if shard.world > 1 else 0,
+        experts_per_token=config.num_experts_per_tok,
+        selected=config.index_topk if INDEXED in ratios else 0,
+        streams=config.hc_mult,
+        extra=(*extra, *dspark_shape(config).rows) if drafts else extra,
+    )
+
+
+class DeepseekV4Layer:
+    """Layer `index`, or a draft stage where it is beyond the last. `tap` sees what a layer leaves
+    on the streams."""
+
+    def __init__(
+        self, config: DeepseekV4Config, source: WeightSource, index: int, prefix: str
+    ) -> None:
+        self.index, self.ratio = index, config.compress_ratios[index]
+        name, hyper = f"{prefix}.attn", hyper_shape(config)
+        shape = attention_shape(config)
+        self.attention = SharedKeyAttention(
+            source, name, f"{prefix}.attn_norm", shape, FP8_E8M0_128
+        )
+        self.entries: Compressor | None = None
+        self.keys: Compressor | None = None
+        if self.ratio:
+            self.entries = Compressor(source, f"{name}.compressor", entry_shape(config, self.ratio))
+        if self.ratio == INDEXED:
+            self.indexer = EntryIndexer(
+                source, f"{name}.indexer", indexer_shape(config), FP8_E8M0_128
+            )
+            self.keys = Compressor(source, f"{name}.indexer.compressor", key_shape(config))
+        experts = moe_shape(config, named=index < config.num_hash_layers)
+        self._mlp = RoutedMoe(source, prefix, index, experts, MXFP4_I8, FP8_E8M0_128, DEEPSEEK)
+        self._mix, self._spread = (
+            HyperConnection(source, f"{prefix}.hc_{site}", hyper, F32_BARE)
+            for site in ("attn", "ffn")
+        )
+        self.tap: DSpark | None = None
+
+    def paged(self, name: str) -> list[PagedRows]:
+        return [made.shape.entries(name) for made in (self.entries, self.keys) if made]
+
+    def rings(self, name: str) -> list[Ring]:
+        made = [made.shape.ring(name) for made in (self.entries, self.keys) if made]
+        return [self.attention.shape.ring(name), *made]
+
+    def prepare(
+        self, ops: Backend, angles: Tensor, paged: Sequence[object], rings: Sequence[object]
+    ) -> None:
+        """Give the layer its rotary table and its state, as declared, once."""
+        self.attention.prepare(ops, angles, rings[0])
+        self._paged = paged
+        for made, ring in zip((self.entries, self.keys), rings[1:], strict=False):
+            assert made is not None, "a ring for each compressor"
+            made.prepare(extended(ops), angles, ring)
+        if self.keys is not None:
+            self.indexer.prepare(extended(ops), angles)
+
+    def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
+        self._mix.before(ops, rows, work)
+        self.attention.project(rows, work)
+        self.attention.attend(rows, work, self._compress(rows, work, observer))
+        self._mix.after(ops, rows, work)
+        self._feed(ops, rows, work, observer)
+        if self.tap is not None:
+            self.tap.tap(self.index, rows, work)
+
+    def _feed(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
+        self._spread.before(ops, rows, work)
+        self._mlp.forward(ops, rows, work, observer)
+        self._spread.after(ops, rows, work)
+
+    def _compress(self, rows: Rows, work: Workspace, observer: Observer | None) -> Entries | None:
+        """Keep the entries that the rows complete; what the rows attend to beside the window."""
+        if self.entries is None:
+            return None
+        entries = self.entries.forward(rows, work, work.normed)
+        self.entries.keep(rows, entries, self._paged[0])
+        if self.keys is None:
+            return Entries(self._paged[0], self.ratio)
+        self.keys.keep(rows, self.keys.forward(rows, work, work.normed), self._paged[1])
+        ranked, norm = self.attention.ranked(work), self.attention.query_norm
+        self.indexer.forward(rows, work, work.normed, ranked, norm, self._paged[1], work.selection)
+        if observer is not None:
+            observer.selected(self.index, rows, work.selection)
+        return Entries(self._paged[0], self.ratio, work.selection)
+
+    def extend(self, rows: Rows, work: Workspace, context: Tensor) -> None:
+        """Of a draft stage: `context` rows become rows of the window."""
+        self.attention.extend(rows, work, context)
+
+    def forward_block(self, ops: Backend, rows: Rows, work: Workspace) -> None:
+        """Of a draft stage: rows of a block."""
+        self._mix.before(ops, rows, work)
+        self.attention.project(rows, work)
+        self.attention.attend(rows, work, None, block=True)
+        self._mix.after(ops, rows, work)
+        self._feed(ops, rows, work, None)
+
+
+class DeepseekV4Model(Decoder):
+    """`drafts` loads the draft stages beside the layers."""
+
+    def __init__(self, config: DeepseekV4Config, source: WeightSource, *, drafts: bool) -> None:
+        ends = Ends(
+            config.vocab_size,
+            config.hidden_size,
+            config.rms_norm_eps,
+            embedding="embed",
+            norm="norm.weight",
+            head="head",
+        )
+        super().__init__(source, ends)
+        self._config = config
+        self.streams = GatedStreams(source, "hc_head", hyper_shape(config), F32_BARE)
+        count = config.num_hidden_layers
+        self.layers = layers = [
+            DeepseekV4Layer(config, source, index, f"layers.{index}") for index in range(count)
+        ]
+        self.drafts = []
+        extra = source if drafts else source.unloaded()
+        stages = [
+            DeepseekV4Layer(config, extra, count + stage, f"mtp.{stage}")
+            for stage in range(config.stages)
+        ]
+        drafter = _dspark(config, extra, stages) if stages else None
+        self.drafter = drafter if drafts else None
+        for layer in layers:
+            layer.tap = self.drafter
+        self._all = [*layers, *(stages if drafts else [])]
+        self.state = StateDeclaration(
+            (),
+            tuple(rows for layer in self._all for rows in layer.paged(f"layer {layer.index}")),
+            tuple(ring for layer in self._all for ring in layer.rings(f"layer {layer.index}")),
+        )
+        self.workspace = workspace_shape(config, source.shard, drafts=self.drafter is not None)
+        self.rotary = 2 * config.qk_rope_head_dim
+
+    def prepare_layers(self, backend: Backend, pools: StatePools, positions: int) -> None:
+        config = self._config
+        reach = positions + config.dspark_block_size
+        turning = [
+            rotary_angles(reach, config.qk_rope_head_dim, theta, yarn)
+            for theta, yarn in (
+                (config.rope_theta, None),
+                (config.compress_rope_theta, config.rope_scaling.yarn),
+            )
+        ]
+        plain, stretched = (backend.rotary_table(angles) for angles in turning)
+        paged, rings = iter(pools.paged), iter(pools.rings)
+        for layer in self._all:
+            own_paged = [next(paged) for _ in layer.paged("")]
+            own_rings = [next(rings) for _ in layer.rings("")]
+            layer.prepare(backend, stretched if layer.ratio else plain, own_paged, own_rings)
+        if self.drafter is not None:
+            self.drafter.prepare(backend, self.work)
+
+    def forward(self, rows: Rows, observer: Observer | None = None) -> None:
+        super().forward(rows, observer)
+        if self.drafter is not None:
+            self.drafter.extend(rows)
+
+
+def _dspark(
+    config: DeepseekV4Config, source: WeightSource, stages: list[DeepseekV4Layer]
+) -> DSpark:
+    first, last = "mtp.0", f"mtp.{config.stages - 1}"
+    names = DSparkNames(
+        merge=f"{first}.main_proj",
+        context_norm=f"{first}.main_norm",
+        output_norm=f"{last}.norm",
+        markov_from=f"{last}.markov_head.markov_w1",
+        markov_to=f"{last}.markov_head.markov_w2",
+        confidence=f"{last}.confidence_head.proj",
+    )
+    streams = GatedStreams(source, f"{last}.hc_head", hyper_shape(config), F32_BARE)
+    return DSpark(source, dspark_shape(config), names, stages, streams, FP8_E8M0_128)
