@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from dgpp.errors import CheckpointError
 from dgpp.models.deepseek_v4 import config as v4_config
 from dgpp.models.deepseek_v4.model import DeepseekV4Model
+from dgpp.models.deepseek_v41 import config as v41_config
+from dgpp.models.deepseek_v41.model import DeepseekV41Model
 from dgpp.models.forms import AS_STORED, BARE, FamilyForms, ModelForms
 from dgpp.models.glm4_moe import config as glm4_moe_config
 from dgpp.models.glm4_moe.model import Glm4MoeModel
@@ -137,6 +139,9 @@ class Family:
 FAMILIES = {
     "deepseek_v4": Family(
         "deepseek-v4-flash", v4_config.parse, DeepseekV4Model, exact=v4_config.exact
+    ),
+    "deepseek_v41": Family(
+        "deepseek-v4.1-flash", v41_config.parse, DeepseekV41Model, exact=v41_config.exact
     ),
     "glm4_moe": Family("glm-4.7", glm4_moe_config.parse, Glm4MoeModel),
     "glm5_next": Family("glm-5.3-flash", glm5_next_config.parse, Glm5NextModel),

@@ -58,7 +58,10 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeepseekV41Config(msgspec.Struct, frozen=True):
-    """The sizes of a deepseek_v41 text model, under the names of config.json."""
+    """The sizes of a deepseek_v41 text model, under the names of config.json.
+
+    `rounded`: cached rows are rounded to the codes that the release keeps them in; no file says so.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -107,6 +110,7 @@ class DeepseekV41Config(msgspec.Struct, frozen=True):
     dspark_markov_rank: int = 0
     dspark_n_routed_experts: int = 0
     dspark_num_experts_per_tok: int = 0
+    rounded: bool = True
 
     @property
     def decoder(self) -> int:
@@ -116,6 +120,11 @@ class DeepseekV41Config(msgspec.Struct, frozen=True):
     def kv_source(self, layer: int) -> int:
         """The layer whose compressed rows `layer` reads; it has some."""
         return max(source for source in self.kv_source_layer_ids if source <= layer)
+
+
+def exact(config: DeepseekV41Config) -> DeepseekV41Config:
+    """The same model with cached rows as they were computed."""
+    return msgspec.structs.replace(config, rounded=False)
 
 
 def _ascending(ids: Sequence[int], below: int) -> bool:
@@ -158,8 +167,9 @@ def _check_drafts(config: DeepseekV41Config) -> None:
     most = {"dspark_block_size": 64, "dspark_markov_rank": 1 << 14}
     check_range(config, most)
     taps = config.dspark_target_layer_ids
-    if not taps or not _ascending(taps, config.num_hidden_layers) or taps[0] < config.decoder:
-        raise refuse("dspark_target_layer_ids", f"is {list(taps)}, not ascending decoder layers")
+    if not taps or not _ascending(taps, config.num_hidden_layers) or taps[0] <= config.decoder:
+        said = f"is {list(taps)}, not ascending layers after the decoder's first"
+        raise refuse("dspark_target_layer_ids", said)
     if not 0 <= config.dspark_noise_token_id < config.vocab_size:
         raise refuse("dspark_noise_token_id", f"is {config.dspark_noise_token_id}, no token")
     if not 1 <= config.dspark_num_experts_per_tok <= config.dspark_n_routed_experts <= 1 << 14:
@@ -220,6 +230,7 @@ def parse(config: dict[str, Any]) -> DeepseekV41Config:
         DeepseekV41Config,
         "deepseek_v41",
         fixed=FIXED,
+        derived={"rounded": True},
     )
     _check(parsed)
     return parsed

@@ -23,7 +23,8 @@ from kernels_numba.extended import Entries, EntryAttention, Rotation, Rounding
 class SharedKeyShape:
     """`width` values of a head and of a row, `rotated` of them turning; `groups` of heads have a
     projection to `group_rank` values each. `norm_heads`: queries are divided by each head's root
-    mean square. `rounding` is of the rows."""
+    mean square. `rounding` is of the rows. `floored`: no window reaches behind the tail of its slot
+    (`Rows.floors`)."""
 
     hidden: int
     heads: int
@@ -36,6 +37,7 @@ class SharedKeyShape:
     eps: float
     norm_heads: bool = False
     rounding: Rounding | None = None
+    floored: bool = False
 
     def own(self, shard: Shard) -> SharedKeyShape:
         """One rank's heads and groups; the rows are every rank's."""
@@ -82,7 +84,7 @@ class SharedKeyAttention:
             return Norm(source.vector("norms", f"{module}.weight", size), eps)
 
         inner = shape.groups * shape.group_rank
-        self._norm = weight(norm, hidden)
+        self.norm = weight(norm, hidden)
         self.query_norm = weight(f"{name}.q_norm", shape.q_rank)
         self._row_norm = weight(f"{name}.kv_norm", width)
         self._down = matrix("wq_a", shape.q_rank, hidden)
@@ -100,14 +102,19 @@ class SharedKeyAttention:
         self._turn = Rotation(angles, shape.heads, shape.width, at, half, pairs=True)
         self._turn_row = replace(self._turn, heads=1)
         self._attention = EntryAttention(
-            shape.heads, shape.width, shape.width**-0.5, shape.window, self._sinks
+            shape.heads,
+            shape.width,
+            shape.width**-0.5,
+            shape.window,
+            self._sinks,
+            floored=shape.floored,
         )
         self._block = replace(self._attention, both_ways=True)
 
     def project(self, rows: Rows, work: Workspace) -> None:
         """From work.x: work.normed, its query rank (`ranked`), queries and the rows' own row."""
         ops, shape, queries = self._ops, self.shape, work.extra["shared queries"]
-        ops.norm(rows, work.x, self._norm, work.normed)
+        ops.norm(rows, work.x, self.norm, work.normed)
         ops.linear(rows, work.normed, self._down, self.ranked(work))
         ops.linear(rows, self.ranked(work), self._up, queries, norm=self.query_norm)
         if shape.norm_heads:

@@ -89,6 +89,12 @@ class Workspace:
         plain.fold, plain.output = self._plain, self.x
         return plain
 
+    def routed(self, backend: Backend, top: int) -> Workspace:
+        """The same rows for layers that take `top` experts a row."""
+        other = copy.copy(self)
+        other.routes = backend.routes(top)
+        return other
+
     @property
     def selection(self) -> Selection:
         """What the rows attend to in sparse layers, as the last indexer chose."""
