@@ -205,6 +205,7 @@ def build_engine(boot: Boot, collective: Collective | None = None) -> Engine:
     if boot.backend in ("cpu", "cuda"):
         from dgpp.engine.model_engine import DummyModel, ModelEngine
         from dgpp.models.forms import model_forms
+        from dgpp.models.tables import Tables
 
         dummy = boot.settings.engine.load == "dummy"
         engine = ModelEngine(
@@ -216,6 +217,7 @@ def build_engine(boot: Boot, collective: Collective | None = None) -> Engine:
             collective=collective,
             embed_sharding=boot.settings.engine.embed_sharding,
             forms=model_forms(boot.settings.engine),
+            tables=Tables(mapped=boot.settings.engine.ngram_table == "mmap"),
         )
         engine.warm_up()
         if boot.settings.engine.decode_graph:

@@ -145,6 +145,7 @@ def memory_settings(settings: Settings, backend: str, *, unified: bool) -> Memor
         graphs=engine.decode_graph,
         prefix_cache_gib=engine.prefix_cache_gib,
         prefill=engine.prefill,
+        ngram_table=engine.ngram_table,
     )
 
 

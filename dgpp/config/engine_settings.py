@@ -312,7 +312,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         _World("the embedding whole on each rank, or shared out as the head always is"),
     ] = "replicated"
     ngram_table: Annotated[
-        Literal["resident", "mmap"], _Forms("n-gram tables in memory or on disk", now=LATER)
+        Literal["resident", "mmap"], _Forms("n-gram tables in memory, or read from their files")
     ] = "resident"
     ngram_table_model: Annotated[
         str,

@@ -30,6 +30,7 @@ from dgpp.models.plan import row_capacity
 from dgpp.models.registry import Model, family_of
 from dgpp.models.shard import ALONE, Shard
 from dgpp.models.sources import CheckedWeights, LoadedWeights
+from dgpp.models.tables import RESIDENT, Tables
 from dgpp.net.collective import Collective
 from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.params import SamplingParams
@@ -86,7 +87,7 @@ class ModelEngine:
     Loading binds every tensor before it reads one: CheckpointError names what does not fit.
     `threads` are the CPU backend's, `device` is the CUDA backend's.
     `drafts` loads the draft layers too (their numbers can be checked; they do not serve yet).
-    `forms` are those that the model is held in.
+    `forms` are those that the model is held in, `tables` says where its tables are.
     `observer`, when set, sees each layer of every forward.
 
     With `collective`, which has joined, the engine is one rank of a world: every method but
@@ -106,6 +107,7 @@ class ModelEngine:
         collective: Collective | None = None,
         embed_sharding: str = "replicated",
         forms: ModelForms = AS_STORED,
+        tables: Tables = RESIDENT,
     ) -> None:
         if isinstance(checkpoint, Path):
             checkpoint = Checkpoint(checkpoint)
@@ -116,7 +118,7 @@ class ModelEngine:
         shard = ALONE
         if collective is not None:
             shard = Shard(collective.rank, collective.world, embed_sharding == "vocab")
-        self.model, account = _load(checkpoint, self.backend, shard, forms, drafts=drafts)
+        self.model, account = _load(checkpoint, self.backend, shard, forms, tables, drafts=drafts)
         if drafts and forms.draft_vocab:
             path = Path(forms.draft_vocab).expanduser()
             self.model.limit_drafts(read_draft_vocab(path, limits.vocab_size).tolist())
@@ -310,18 +312,19 @@ def _load(
     backend: Backend,
     shard: Shard,
     forms: ModelForms,
+    tables: Tables,
     *,
     drafts: bool,
 ) -> tuple[Model, Account]:
     family = family_of(checkpoint.config)
     config = family.settle(checkpoint.config, forms)
     if isinstance(checkpoint, DummyModel):
-        source = DummyWeights(backend, shard, forms=forms)
+        source = DummyWeights(backend, shard, tables, forms=forms)
         return family.build(config, source, drafts=drafts), Account()
     trial = Binding(checkpoint)
-    family.build(config, CheckedWeights(trial, shard), drafts=drafts)
+    family.build(config, CheckedWeights(trial, shard, tables), drafts=drafts)
     trial.finish()
-    loaded = LoadedWeights(Binding(checkpoint), backend, shard, forms=forms)
+    loaded = LoadedWeights(Binding(checkpoint), backend, shard, tables, forms)
     model: Model = family.build(config, loaded, drafts=drafts)
     checkpoint.release()
     return model, loaded.account

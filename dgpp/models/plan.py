@@ -15,6 +15,7 @@ from dgpp.models.forms import AS_STORED, ModelForms
 from dgpp.models.registry import Family, FamilyConfig, family_of
 from dgpp.models.shard import Shard
 from dgpp.models.sources import PlannedWeights
+from dgpp.models.tables import Tables
 from dgpp.models.work import StepWork, step_work
 from dgpp.net.slab import slab_bytes
 from dgpp.state.declaration import CPU_CACHE, CUDA_CACHE
@@ -52,6 +53,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     go out ahead of a verdict. `graphs`: decode steps are recorded where the backend can.
     `prefix_cache_gib` is for the prefix cache's snapshots; 0: no such cache. `forms` are those that
     the model is held in. `prefill` bounded: layers that may run the end of a prompt alone do.
+    `ngram_table` mmap: tables stay in their files.
     """
 
     slots: int = 8
@@ -67,6 +69,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     graphs: bool = True
     prefix_cache_gib: float = 0.0
     prefill: str = "exact"
+    ngram_table: str = "resident"
 
 
 class MemoryItem(msgspec.Struct, frozen=True):
@@ -123,7 +126,8 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     parsed = family.settle(config, forms)
     # Rank 0's slice of the vocabulary is the widest.
     shard = Shard(0, world, settings.embed_sharding == "vocab")
-    source = PlannedWeights(shard, forms=forms)
+    tables = Tables(mapped=settings.ngram_table == "mmap")
+    source = PlannedWeights(shard, tables, forms)
     model = family.build(parsed, source, drafts=settings.drafts)
     drafted: dict[str, int] = {}
     if settings.drafts and forms.draft_vocab:
@@ -171,6 +175,9 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     items = [MemoryItem(name, size) for name, size in sizes.items()]
     items.sort(key=lambda item: (-item.bytes, item.name))
     notes = [*source.changes.notes(), *_notes(forms, source, settings.backend)]
+    if source.mapped:
+        size = f"{source.mapped / (1 << 30):.1f} GiB"
+        notes.append(f"ngram_table mmap: {size} of tables stay in their files")
     if limits.reread > 1:
         notes.append(
             f"prefill bounded: later layers run the last {limits.reread} tokens of a prompt alone; "
@@ -181,7 +188,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         limits,
         -(-block_bytes // BLOCK_TOKENS),
         snapshot_bytes,
-        _work(family, parsed, shard, forms),
+        _work(family, parsed, shard, tables, forms),
         tuple(notes),
     )
 
@@ -232,8 +239,10 @@ def _draft_head(
     return {f"{WEIGHTS}draft head": math.ceil(most * row_bytes)}
 
 
-def _work(family: Family, config: FamilyConfig, shard: Shard, forms: ModelForms) -> StepWork:
-    target = PlannedWeights(shard, forms=forms)
+def _work(
+    family: Family, config: FamilyConfig, shard: Shard, tables: Tables, forms: ModelForms
+) -> StepWork:
+    target = PlannedWeights(shard, tables, forms)
     model = family.build(config, target, drafts=False)
     table = len(model.vocabulary) / len(model.embedding.held)
     return step_work(target.items, target.parameters, config, table)

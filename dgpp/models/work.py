@@ -12,7 +12,7 @@ class StepWork(msgspec.Struct, frozen=True):
     """Of the target model, without draft layers, on one rank.
 
     fixed_bytes        weights that every decode step reads: all but the embedding table (unless it
-                       is the head too) and the routed experts
+                       is the head too), n-gram tables and the routed experts
     expert_bytes       all routed experts
     experts, top       routed experts of a layer and how many a token takes; 0 without any
     linear_parameters  matrix parameters that a prompt token passes: `top` of its experts, without
@@ -44,7 +44,7 @@ def step_work(
     `table` is the share of the embedding that is read where it is the head too."""
     experts = config.n_routed_experts if "experts" in sizes else 0
     top = config.num_experts_per_tok if experts else 0
-    unread = {"experts", "embedding"}
+    unread = {"experts", "embedding", "n-gram table"}
     head = 0 if "head" in sizes else int(sizes.get("embedding", 0) * table)
     linear = sum(
         n for item, n in parameters.items() if item not in ("embedding", "head", "experts")
