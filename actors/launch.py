@@ -123,6 +123,8 @@ def model_files(settings: Settings) -> ModelFiles:
 
 def _plan(settings: Settings, files: ModelFiles, backend: str, room: Room) -> MemoryPlan:
     sizes = memory_settings(settings, backend, unified=room.unified)
+    for missing in sizes.forms.missing(backend):
+        raise ConfigError(missing)
     plan = plan_memory(read_json(files.config), sizes, settings.world_size)
     # Ranks on CPUs share the host's memory; each GPU has its own.
     sharers = settings.nodes.count("localhost") if backend == "cpu" else 1

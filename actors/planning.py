@@ -69,7 +69,7 @@ def elsewhere(
     if engine.dflash_model:
         drafter, more = _config(engine.dflash_model, deployments)
         plan, said = with_drafter(plan, config, drafter, sizes, world), said + more
-    return structs.replace(plan, notes=(*plan.notes, *said))
+    return structs.replace(plan, notes=(*plan.notes, *sizes.forms.missing(backend), *said))
 
 
 def _config(model: str, deployments: Path) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -40,6 +40,21 @@ class ModelForms(msgspec.Struct, frozen=True, kw_only=True):
             return Form.BF12
         return stored
 
+    def missing(self, backend: str) -> tuple[str, ...]:
+        """What is asked for that the backend's kernels do not read, in words, by key."""
+        if backend != "cuda":
+            return ()
+        asked = (
+            ("bf16_weights", self.bf16_weights, "checkpoint"),
+            ("kv_dtype", self.kv_dtype, "bf16"),
+            ("draft_vocab", self.draft_vocab, ""),
+        )
+        return tuple(
+            f"engine.{key}: {value} is not on the cuda backend yet"
+            for key, value, default in asked
+            if value != default
+        )
+
 
 AS_STORED = ModelForms()
 

@@ -10,7 +10,7 @@ import msgspec
 
 from dgpp.checkpoint.draft_vocab import read_draft_vocab
 from dgpp.engine.base import EngineLimits
-from dgpp.errors import ConfigError, MemoryPlanError
+from dgpp.errors import MemoryPlanError
 from dgpp.models.forms import AS_STORED, ModelForms
 from dgpp.models.registry import Family, FamilyConfig, family_of
 from dgpp.models.shard import Shard
@@ -122,7 +122,6 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     not served, ConfigError for a world that its sizes cannot be shared out to."""
     family = family_of(config)
     forms = settings.forms
-    _require_backend(forms, settings.backend)
     parsed = family.settle(config, forms)
     # Rank 0's slice of the vocabulary is the widest.
     shard = Shard(0, world, settings.embed_sharding == "vocab")
@@ -191,19 +190,6 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         _work(family, parsed, shard, tables, forms),
         tuple(notes),
     )
-
-
-def _require_backend(forms: ModelForms, backend: str) -> None:
-    """Raises ConfigError naming the first form that a backend's kernels do not read."""
-    if backend != "cuda":
-        return
-    for key, value, default in (
-        ("bf16_weights", forms.bf16_weights, "checkpoint"),
-        ("kv_dtype", forms.kv_dtype, "bf16"),
-        ("draft_vocab", forms.draft_vocab, ""),
-    ):
-        if value != default:
-            raise ConfigError(f"engine.{key}: {value} is not on the cuda backend yet")
 
 
 def _notes(forms: ModelForms, source: PlannedWeights, backend: str) -> list[str]:

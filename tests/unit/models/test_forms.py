@@ -195,8 +195,8 @@ def test_a_key_that_finds_nothing_to_do_says_so() -> None:
 
 
 def test_the_cuda_backend_names_what_it_does_not_read() -> None:
-    with pytest.raises(ConfigError, match="bf16_weights: bf12 is not on the cuda backend"):
-        plan_memory(config_of(QWEN.name), MemorySettings(forms=BF12, backend="cuda"))
+    assert BF12.missing("cuda") == ("engine.bf16_weights: bf12 is not on the cuda backend yet",)
+    assert BF12.missing("cpu") == ModelForms(dense_weights="fp8").missing("cuda") == ()
 
 
 def test_a_stretched_context_may_be_planned() -> None:
