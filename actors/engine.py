@@ -14,10 +14,14 @@ import numpy.typing as npt
 
 from actors.boot import Boot
 from actors.channel import Arrays
+from actors.cold_disk import ColdDisk
+from actors.cold_open import open_cold
 from actors.context import Context, T
 from actors.memory_lock import lock_memory
 from actors.messages.engine_sampler import FullRow, Scored, Selected
+from actors.messages.engine_scheduler import ColdEnded
 from actors.messages.sampler_engine import Masks, WantRow
+from actors.metrics import COLD_FIGURES
 from actors.role import Role
 from actors.world import SLAB
 from dgpp.checkpoint.json_file import read_json
@@ -28,8 +32,10 @@ from dgpp.sample.candidates import Candidates
 from dgpp.sample.scored import ScoredPrompt
 from dgpp.sample.tables import TableWriter, allocate_tables
 from dgpp.sched.plan import Plan
+from dgpp.state.pools import StatePools
 
 SAMPLER = "engine>sampler"
+SCHEDULER = "engine>scheduler"
 WARNING = "warning: "
 STALL_S = 120.0
 """The longest that one step may take: no step of any model comes near it."""
@@ -57,6 +63,7 @@ class EngineActor(Role):
         )
         self._engine: Engine | None = None
         self._collective: Collective | None = None
+        self._cold: ColdDisk | None = None
         self._plan: Plan | None = None
         self._masks: tuple[int, tuple[int, ...], npt.NDArray[np.uint32]] | None = None
         self._masked: set[int] = set()
@@ -73,12 +80,25 @@ class EngineActor(Role):
         if self._depth:
             self.context.spawn(self._collect())
 
+    async def serve(self) -> None:
+        if self._cold is not None:
+            self._cold.start()
+
     def _build(self) -> Engine:
+        files = open_cold(self.boot)
+        engine = self._build_engine()
+        if files is not None:
+            self._cold = ColdDisk(files, state_pools(engine), self._cold_ended)
+        return engine
+
+    def _build_engine(self) -> Engine:
         if self.boot.settings.world_size > 1 and self.boot.backend != "scripted":
             self._collective = open_ranks(self.boot, self.context.files.get(SLAB, -1))
         return build_engine(self.boot, self._collective)
 
     async def stop(self) -> None:
+        if self._cold is not None:
+            self._cold.close()
         if self._collective is not None:
             self._collective.close()
 
@@ -126,6 +146,24 @@ class EngineActor(Role):
         if self._masks is not None and self._masks[0] == plan.step:
             self._tables.mask(*self._masks[1:])
         self._loaded.launch(plan, self._tables.tables)
+        if self._cold is not None:
+            # What they copy from is there now; no later plan changes it before they have ended.
+            for spill in plan.spills:
+                self._cold.put(spill)
+            for restore in plan.restores:
+                self._cold.put(restore)
+
+    def _cold_ended(self, ended: ColdEnded) -> None:
+        """From the disk tier's thread."""
+        self.context.loop.call_soon_threadsafe(self._tell_cold, ended)
+
+    def _tell_cold(self, ended: ColdEnded) -> None:
+        assert self._cold is not None
+        block, figures = self.context.statistics, self._cold.figures
+        for name in COLD_FIGURES:
+            block.gauge(f"cold_{name}").set(getattr(figures, name))
+        block.gauge("cold_waiting").set(self._cold.pending)
+        self.context.post(SCHEDULER, ended)
 
     def _step(self, plan: Plan) -> Found:
         self._launch(plan)
@@ -171,6 +209,14 @@ class EngineActor(Role):
         now = self.context.clock()
         self._due = max(self._due + self._pace_s, now)
         await asyncio.sleep(self._due - now)
+
+
+def state_pools(engine: Engine) -> StatePools:
+    """The memory that the disk tier moves to and from."""
+    from dgpp.engine.model_engine import ModelEngine
+
+    assert isinstance(engine, ModelEngine)
+    return engine.pools
 
 
 def open_ranks(boot: Boot, slab: int) -> Collective:

@@ -7,9 +7,10 @@ from typing import Any
 from actors.channel import Arrays
 from actors.context import Context
 from actors.journal import FollowerJournal
+from actors.messages.engine_scheduler import ColdEnded
 from actors.ticking import TickingActor
 from dgpp.net.journal_errors import JournalContractError, ReleasedError
-from dgpp.net.journal_messages import Point
+from dgpp.net.journal_messages import ColdEnd, Point
 from dgpp.sched.outcomes import Refused
 from dgpp.sched.request import Record
 from dgpp.sched.scheduler import Taken
@@ -46,8 +47,12 @@ class FollowerActor(TickingActor):
             self._journal.tell(f"{type(error).__name__}: {error}", 0.0)
 
     def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
-        assert isinstance(message, Verdict)
-        self.decided(message)
+        match message:
+            case Verdict():
+                self.decided(message)
+            case ColdEnded():
+                self.cold_news(message)
+                self._journal.cold(ColdEnd(message.op, message.ok, message.digest))
 
     def next_record(self) -> Record | None:
         if not self._journal.due:

@@ -23,6 +23,7 @@ from dgpp.net.journal_frames import FROM_LEADER_BYTES, FROM_RANK_BYTES, frame
 from dgpp.net.journal_leader import AHEAD_TICKS, Leader, Phase
 from dgpp.net.journal_messages import (
     Beat,
+    ColdEnd,
     Ended,
     FromLeader,
     FromRank,
@@ -66,16 +67,23 @@ def link_name(rank: int) -> str:
 class LeaderJournal:
     """Rank 0's end. Errors end the world, after the other ranks were told.
 
-    `on_room` is called when a tick may be sent that had to wait.
+    `on_room` is called when a tick may be sent that had to wait, `on_cold` with what a rank says
+    of the disk tier.
     """
 
     def __init__(
-        self, context: Context, links: JournalLinks, world: int, on_room: Callable[[], object]
+        self,
+        context: Context,
+        links: JournalLinks,
+        world: int,
+        on_room: Callable[[], object],
+        on_cold: Callable[[int, ColdEnd], object],
     ) -> None:
         self._context = context
         self._boot = links
         self._leader = Leader(world, links.ahead_ticks)
         self._on_room = on_room
+        self._on_cold = on_cold
         self._links: dict[int, JournalLink] = {}
         self._changed = asyncio.Event()
         self._over = False
@@ -171,7 +179,9 @@ class LeaderJournal:
         self._changed.set()
         if self._waits and self._leader.may_tick:
             self._waits = False
-            self._make_use_of_room()
+            self._do(self._on_room)
+        if isinstance(message, ColdEnd):
+            self._do(partial(self._on_cold, rank, message))
         if self._leader.leave is not None and not self._asked:
             self._asked = True
             self._context.end_world(self._leader.leave)
@@ -179,9 +189,9 @@ class LeaderJournal:
     def _garbage(self, rank: int, error: FrameError) -> None:
         self._fail(RankFailedError(rank, f"journal: {error}"))
 
-    def _make_use_of_room(self) -> None:
+    def _do(self, call: Callable[[], object]) -> None:
         try:
-            self._on_room()
+            call()
         except Exception as error:  # noqa: BLE001 - any failure of an actor ends the world
             self._context.report_failure(error)
 
@@ -266,6 +276,10 @@ class FollowerJournal:
             self._link.send(last)
             self._changed.set()
             self._context.end_world("rank 0 stopped")
+
+    def cold(self, end: ColdEnd) -> None:
+        """Tell rank 0 what an operation of this rank's disk tier came to."""
+        self._link.send(end)
 
     async def leave(self) -> None:
         """This rank is to end: ask rank 0 to stop unless it has, and return when it has."""

@@ -148,7 +148,19 @@ def memory_settings(settings: Settings, backend: str, *, unified: bool) -> Memor
         prefix_cache_gib=engine.prefix_cache_gib,
         prefill=engine.prefill,
         ngram_table=engine.ngram_table,
+        cold_gib=cold_gib(settings, backend),
     )
+
+
+def cold_gib(settings: Settings, backend: str) -> float:
+    """GiB of disk for the prefix cache's second tier, 0 for none."""
+    if not settings.nvme_cache.enabled:
+        return 0.0
+    if backend == "cuda":
+        raise ConfigError("nvme_cache.enabled: not supported yet with GPUs")
+    if not settings.engine.prefix_cache_gib:
+        _log.warning("nvme_cache.enabled: needs engine.prefix_cache_gib; there is no disk tier")
+    return settings.nvme_cache.capacity_gib
 
 
 def kernel_threads(wanted: int, ranks: int = 1) -> int:

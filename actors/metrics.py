@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actors.statistics import Metric
 from dgpp.cache.statistics import CacheCounters
+from dgpp.cache.tier import TierCounters
 from dgpp.serve.histogram import GAP, LATENCY, STEP, TOKENS
 from dgpp.serve.metrics import REASONS
 
@@ -21,13 +22,20 @@ def _histograms(buckets: tuple[float, ...], *names: str) -> tuple[Metric, ...]:
 
 
 CACHE_LEVELS = ("cache_entries", "cache_blocks")
+TIER_LEVELS = ("tier_pages_used", "tier_entries", "tier_pending")
+TIER_COUNTERS = tuple(f"tier_{name}" for name in TierCounters.__struct_fields__)
+COLD_FIGURES = (
+    *("bytes_written", "bytes_read", "failures"),
+    *("spills", "spill_ns", "restores", "restore_ns"),
+)
+"""What the disk tier's thread counts."""
 CACHE_COUNTERS = tuple(f"cache_{name}" for name in CacheCounters.__struct_fields__)
 """The scheduler counts these itself; its actor copies them."""
 
 SCHEDULER = (
     *_gauges("active", "prefilling", "queued", "blocks_in_use", "reservations_grown"),
     *_gauges("levels_s", "step_began_s"),
-    *_gauges(*CACHE_LEVELS, *CACHE_COUNTERS),
+    *_gauges(*CACHE_LEVELS, *CACHE_COUNTERS, *TIER_LEVELS, *TIER_COUNTERS),
     *_counters(
         "ticks",
         "steps",
@@ -52,7 +60,7 @@ SCHEDULER = (
 MOST_ROWS = 16
 """Rows of the widest recorded step."""
 ENGINE = (
-    *_gauges("last_rows"),
+    *_gauges("last_rows", "cold_waiting", *(f"cold_{name}" for name in COLD_FIGURES)),
     *_counters(*(f"replays_{rows}" for rows in range(1, MOST_ROWS + 1))),
     *_histograms(GAP, "replay_gap_seconds"),
 )

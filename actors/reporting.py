@@ -9,12 +9,13 @@ from collections.abc import Iterable
 import msgspec
 
 from actors.context import Context
-from actors.metrics import CACHE_COUNTERS, CACHE_LEVELS
+from actors.metrics import CACHE_COUNTERS, CACHE_LEVELS, TIER_COUNTERS, TIER_LEVELS
 from actors.statistics import Counter
 from dgpp.cache.statistics import CacheCounters, CacheStatistics
+from dgpp.cache.tier import TierStatistics
 from dgpp.log import log_line
 from dgpp.log_lines import Interval, Retirement, admitted_line, missed_line
-from dgpp.sched.outcomes import Admitted, Began, Outcome, Refused, Retired
+from dgpp.sched.outcomes import Admitted, Began, Outcome, Refused, Remark, Retired
 from dgpp.sched.plan import Plan
 from dgpp.sched.request import Submit
 from dgpp.sched.statistics import SchedulerStatistics
@@ -62,7 +63,8 @@ class SchedulerReport:
             )
         }
         self._cache_gauges = {
-            name: self._block.gauge(name) for name in (*CACHE_LEVELS, *CACHE_COUNTERS)
+            name: self._block.gauge(name)
+            for name in (*CACHE_LEVELS, *CACHE_COUNTERS, *TIER_LEVELS, *TIER_COUNTERS)
         }
         self._cache_seen = CacheCounters()
         self._cache_said = CacheCounters()
@@ -130,6 +132,15 @@ class SchedulerReport:
         gauges["reservations_grown"].set(statistics.reservations_grown)
         if statistics.cache is not None:
             self._cache_levels(statistics.cache)
+        if statistics.tier is not None:
+            self._tier_levels(statistics.tier)
+
+    def _tier_levels(self, tier: TierStatistics) -> None:
+        gauges = self._cache_gauges
+        for name in TIER_LEVELS:
+            gauges[name].set(getattr(tier, name.removeprefix("tier_")))
+        for name in TIER_COUNTERS:
+            gauges[name].set(getattr(tier.counters, name.removeprefix("tier_")))
 
     def _show_step(self) -> None:
         """Since when the step that is out runs: what `/health` goes by."""
@@ -161,6 +172,8 @@ class SchedulerReport:
                     _log.info("%s refused (%s)", outcome.id, outcome.code)
             case Retired():
                 self._retired(outcome)
+            case Remark(text):
+                _log.info("%s", text)
 
     def _decoded(self, rows: int, spent: int, now: int) -> None:
         self._decode_steps += 1

@@ -10,12 +10,14 @@ from typing import Any
 from actors.channel import Arrays
 from actors.context import Context
 from actors.journal import LeaderJournal
+from actors.messages.engine_scheduler import ColdEnded
 from actors.messages.http_scheduler import Cancel
 from actors.messages.scheduler_http import Queued, Refused
 from actors.messages.tokenizer_scheduler import Arrive, Stopped
 from actors.ticking import TickingActor
+from dgpp.cache.cold_votes import ColdVotes
 from dgpp.net.journal_errors import RankFailedError
-from dgpp.net.journal_messages import Point
+from dgpp.net.journal_messages import ColdEnd, Point
 from dgpp.sched import outcomes
 from dgpp.sched.admission import request_of
 from dgpp.sched.request import Record, Submit
@@ -45,9 +47,12 @@ class SchedulerActor(TickingActor):
         super().__init__(context)
         boot = self.boot
         self._journal: LeaderJournal | None = None
+        world = boot.settings.world_size
+        self._cold = ColdVotes(world)
         if boot.journal is not None:
-            world = boot.settings.world_size
-            self._journal = LeaderJournal(context, boot.journal, world, self.advance)
+            self._journal = LeaderJournal(
+                context, boot.journal, world, self.advance, self._cold_ended
+            )
         self._gather_s = boot.settings.engine.admission_gather_ms / 1e3
         self._gathering: asyncio.TimerHandle | None = None
         self._arrivals: deque[tuple[tuple[Submit, ...], int]] = deque()
@@ -64,6 +69,8 @@ class SchedulerActor(TickingActor):
         if self._journal is not None:
             await self._journal.warm()
         self._report.begin()
+        # What the disks hold may have been told before.
+        self.advance()
 
     async def drain(self, timeout_s: float) -> None:
         """Clients are answered; let what they left come to rest, so that all ranks end alike."""
@@ -96,6 +103,9 @@ class SchedulerActor(TickingActor):
                 self.advance()
             case Cancel():
                 self._cancel(message.id)
+            case ColdEnded():
+                self.cold_news(message)
+                self._cold_ended(0, ColdEnd(message.op, message.ok, message.digest))
 
     def next_record(self) -> Record | None:
         if self._gathering is not None or not (self._news or self._scheduler.has_work):
@@ -104,7 +114,13 @@ class SchedulerActor(TickingActor):
             return None
         live = self._choices
         stops = [choice for choice in self._stops if choice in live.get(request_of(choice), ())]
-        record = Record(self._ticks, self._take_arrivals(), tuple(self._cancels), tuple(stops))
+        record = Record(
+            self._ticks,
+            self._take_arrivals(),
+            tuple(self._cancels),
+            tuple(stops),
+            self._cold.take(),
+        )
         self._cancels.clear()
         self._stops.clear()
         for request in dict.fromkeys(request_of(submit.id) for submit in record.submits):
@@ -129,12 +145,17 @@ class SchedulerActor(TickingActor):
 
     @property
     def _news(self) -> bool:
-        return bool(self._arrivals or self._cancels or self._stops)
+        return bool(self._arrivals or self._cancels or self._stops or self._cold.settled)
 
     @property
     def _busy(self) -> bool:
         scheduler = self._scheduler
         return self._news or scheduler.has_work or scheduler.outstanding is not None
+
+    def _cold_ended(self, rank: int, end: ColdEnd) -> None:
+        self._cold.tell(rank, end.op, end.digest, ok=end.ok)
+        if self._cold.settled:
+            self.advance()
 
     def _arrive(self, message: Arrive) -> None:
         if message.id in self._early_cancels:

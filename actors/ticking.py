@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from actors.boot import Boot
 from actors.context import Context
+from actors.messages.engine_scheduler import ColdEnded
 from actors.opstream import OpStreamFile
 from actors.reporting import SchedulerReport
 from actors.role import Role
@@ -22,6 +24,8 @@ from dgpp.sched.plan import Plan
 from dgpp.sched.request import Record
 from dgpp.sched.scheduler import Scheduler, Taken
 from dgpp.sched.verdict import Verdict
+
+_log = logging.getLogger("dgpp.scheduler")
 
 ENGINE = "scheduler>engine"
 SAMPLER = "scheduler>sampler"
@@ -80,6 +84,13 @@ class TickingActor(Role):
         self._verdicts.append(verdict)
         self.advance()
 
+    def cold_news(self, ended: ColdEnded) -> None:
+        """This rank's disk tier has ended an operation; what comes of it all ranks say together."""
+        if ended.inventory is not None:
+            self._scheduler.offer(ended.inventory)
+        if ended.error:
+            _log.warning("disk tier: operation %d: %s", ended.op, ended.error)
+
     def advance(self) -> None:
         """Do all that can be done now."""
         scheduler = self._scheduler
@@ -136,7 +147,10 @@ def new_scheduler(boot: Boot, sink: Sink | None = None) -> Scheduler:
         admission=engine.admission,
         admission_window=engine.admission_window,
         cache_policy=CachePolicy(
-            engine.prefix_min_tokens, engine.prefix_head_snapshots, engine.prefix_close
+            engine.prefix_min_tokens,
+            engine.prefix_head_snapshots,
+            engine.prefix_close,
+            boot.settings.nvme_cache.min_tokens,
         ),
         operations_sink=sink,
     )

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from actors.boot import Boot
 from actors.messages.engine_sampler import FromEngine
+from actors.messages.engine_scheduler import ColdEnded
 from actors.messages.http_scheduler import Cancel
 from actors.messages.http_tokenizer import FromHttp
 from actors.messages.sampler_engine import FromSampler
@@ -144,6 +145,13 @@ def _channels(limits: EngineLimits) -> tuple[ChannelSpec, ...]:
             slot_bytes=max(candidates, row),
             slots=4 + limits.depth,
             spin_us=SPIN_US,
+        ),
+        ChannelSpec(
+            source="engine",
+            target="scheduler",
+            messages=ColdEnded,
+            ring_bytes=64 * KIB,
+            always_drain=True,
         ),
         ChannelSpec(
             source="sampler",

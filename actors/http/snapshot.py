@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from actors.boot import Boot
-from actors.metrics import CACHE_COUNTERS, MOST_ROWS
+from actors.metrics import CACHE_COUNTERS, MOST_ROWS, TIER_COUNTERS
 from actors.statistics import HistogramValue, StatisticsBlock
 from dgpp.serve.histogram import Histogram
 from dgpp.serve.metrics import (
@@ -16,6 +16,7 @@ from dgpp.serve.metrics import (
     DecodeBatch,
     Histograms,
     MetricsSnapshot,
+    NvmeCacheMetrics,
     PrefixCacheMetrics,
     RankMetrics,
     SchedulerMetrics,
@@ -77,6 +78,7 @@ def snapshot(
         scheduler=_scheduler(boot, scheduler, engine, now),
         service=_service(boot, scheduler, http, failed=failed),
         prefix_cache=_prefix_cache(boot, scheduler, http),
+        nvme_cache=_nvme_cache(boot, scheduler, engine),
         build=_build(boot),
         ranks=[_rank(boot, scheduler, now)] if boot.settings.world_size > 1 else [],
         finished={reason: scheduler.count(f"finished_{reason}") for reason in REASONS},
@@ -200,6 +202,31 @@ def _prefix_cache(boot: Boot, scheduler: Reader, http: Reader) -> PrefixCacheMet
     )
     for name in CACHE_COUNTERS:
         setattr(metrics, name.removeprefix("cache_"), scheduler.count(name))
+    return metrics
+
+
+def _nvme_cache(boot: Boot, scheduler: Reader, engine: Reader) -> NvmeCacheMetrics:
+    limits, used = boot.limits, scheduler.count("tier_pages_used")
+    spills, restores = engine.count("cold_spills"), engine.count("cold_restores")
+    metrics = NvmeCacheMetrics(
+        enabled=limits.cold_pages > 0,
+        pages_total=limits.cold_pages,
+        pages_used=used,
+        page_bytes=limits.cold_page_bytes if limits.cold_pages else 0,
+        bytes_total=limits.cold_pages * limits.cold_page_bytes,
+        bytes_used=used * limits.cold_page_bytes,
+        entries=scheduler.count("tier_entries"),
+        blocks=used - scheduler.count("tier_entries") * limits.cold_blob_pages,
+        pending=scheduler.count("tier_pending"),
+        worker_pending=engine.count("cold_waiting"),
+        bytes_written=engine.count("cold_bytes_written"),
+        bytes_read=engine.count("cold_bytes_read"),
+        failures=engine.count("cold_failures"),
+        spill_ms_avg=engine.milliseconds("cold_spill_ns") / max(1, spills),
+        restore_ms_avg=engine.milliseconds("cold_restore_ns") / max(1, restores),
+    )
+    for name in TIER_COUNTERS:
+        setattr(metrics, name.removeprefix("tier_"), scheduler.count(name))
     return metrics
 
 

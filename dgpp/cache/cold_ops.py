@@ -30,13 +30,15 @@ class ColdEntry(msgspec.Struct, frozen=True, array_like=True):
 
 class Spill(msgspec.Struct, frozen=True, array_like=True):
     """Write `units`, whose blocks are `blocks` in their order, and `entry`, whose snapshot is
-    `snapshot` (−1: none). What the pages held before is gone."""
+    `snapshot` (−1: none). What the pages held before is gone; with `fresh`, all that was on disk
+    before this run is."""
 
     op: int
     units: tuple[ColdUnit, ...]
     blocks: tuple[int, ...]
     entry: ColdEntry
     snapshot: int = -1
+    fresh: bool = False
 
 
 class Restore(msgspec.Struct, frozen=True, array_like=True):

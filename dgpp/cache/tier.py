@@ -93,6 +93,7 @@ class Tier:
         # Number 0 is the inventory; nothing is spilled before it is taken over.
         self._operations = INVENTORY + 1
         self._open = False
+        self._fresh = False
 
     @property
     def pending(self) -> int:
@@ -153,7 +154,10 @@ class Tier:
         self.counters.blocks_shared += source.node.depth * each - len(blocks)
         units = tuple(self.index.unit_of(node) for node in new)
         snapshot = -1 if memory.paged_only else source.snapshot
-        self.spills.append(Spill(op, units, blocks, self.index.entry_of(entry), snapshot))
+        self.spills.append(
+            Spill(op, units, blocks, self.index.entry_of(entry), snapshot, self._fresh)
+        )
+        self._fresh = False
         self._spilling = op, _Spilling(entry, new, source, blocks)
 
     # Reading back ------------------------------------------------------------------------------
@@ -206,6 +210,9 @@ class Tier:
                 self.index.adopt(self._inventory)
                 count = len(self.index)
                 self.notes.append(f"disk tier: {count} entries of an earlier run taken over")
+            elif not done.ok:
+                self.notes.append("disk tier: the ranks' disks differ, nothing is taken over")
+                self._fresh = True
             self._inventory, self._open = None, True
             return False
         if self._spilling is not None and self._spilling[0] == done.op:

@@ -118,11 +118,11 @@ class PortSettings(msgspec.Struct, frozen=True, kw_only=True):
 class NvmeCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The prefix cache's second tier, on a local disk."""
 
-    enabled: Annotated[bool, Key("spill prefixes to disk", now=LATER, flag="")] = False
-    path: Annotated[str, _Later("directory of the tier")] = "~/dgpp/nvme-cache"
+    enabled: Annotated[bool, Key("spill prefixes to disk", flag="")] = False
+    path: Annotated[str, _Local("directory of the tier")] = "~/dgpp/nvme-cache"
     capacity_gib: Annotated[
         float,
-        Key("disk space per rank", above=0, high=1_048_576, unit="GiB", flag="", now=LATER),
+        Key("disk space per rank", above=0, high=1_048_576, unit="GiB", flag=""),
     ] = 64.0
     min_tokens: Annotated[
         int,
@@ -132,9 +132,11 @@ class NvmeCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
             2**40,
             unit="tokens",
             flag="",
-            now=LATER,
         ),
     ] = 0
+    keep: Annotated[
+        bool, Key("keep what is on disk for the next run of the same deployment", flag="")
+    ] = True
 
 
 class PathSettings(msgspec.Struct, frozen=True, kw_only=True):

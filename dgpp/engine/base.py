@@ -27,7 +27,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     owns beside its blocks, and so the size of a snapshot. What drafts keep of a token depends on
     `lookahead` tokens after it. The last `reread` tokens of a prompt are always read, whatever is
     cached: some layers read these alone of it. The cache's disk has `cold_pages` of a block each,
-    0 for none, of which a snapshot takes `cold_blob_pages`.
+    0 for none, of `cold_page_bytes`; a snapshot takes `cold_blob_pages`.
     """
 
     slots: int
@@ -47,6 +47,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
     reread: int = 1
     cold_pages: int = 0
     cold_blob_pages: int = 0
+    cold_page_bytes: int = 0
 
     @property
     def paged_only(self) -> bool:

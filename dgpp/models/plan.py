@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from dgpp.cache.cold_room import cold_room, page_bytes
 from dgpp.checkpoint.draft_vocab import read_draft_vocab
 from dgpp.engine.base import EngineLimits
 from dgpp.errors import MemoryPlanError
@@ -54,6 +55,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     `prefix_cache_gib` is for the prefix cache's snapshots; 0: no such cache. `forms` are those that
     the model is held in. `prefill` bounded: layers that may run the end of a prompt alone do.
     `ngram_table` mmap: tables stay in their files.
+    `cold_gib` of disk are the prefix cache's second tier.
     """
 
     slots: int = 8
@@ -70,6 +72,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_gib: float = 0.0
     prefill: str = "exact"
     ngram_table: str = "resident"
+    cold_gib: float = 0.0
 
 
 class MemoryItem(msgspec.Struct, frozen=True):
@@ -141,6 +144,8 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     block_bytes = model.state.block_bytes(form, BLOCK_TOKENS)
     snapshot_bytes = model.state.snapshot_bytes(form)
     snapshots = prefix_snapshots(settings.prefix_cache_gib, snapshot_bytes)
+    longest = -(-ceiling // BLOCK_TOKENS)
+    cold = cold_room(settings.cold_gib if snapshots else 0, block_bytes, snapshot_bytes, longest)
     limits = EngineLimits(
         slots=settings.slots,
         vocab_size=parsed.vocab_size,
@@ -155,6 +160,9 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         snapshots=snapshots,
         snapshot_bytes=snapshot_bytes,
         reread=max(1, model.tail) if settings.prefill == "bounded" else 1,
+        cold_pages=cold.pages,
+        cold_blob_pages=cold.blob_pages,
+        cold_page_bytes=page_bytes(block_bytes),
     )
     capacity = row_capacity(limits)
     sizes = {
@@ -166,6 +174,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         "activations": model.workspace.row_bytes(narrow=cuda) * capacity,
         "rotary tables": 4 * ceiling * model.rotary,
         "logits": 8 * settings.slots * len(model.vocabulary) * (1 + settings.depth),
+        **({"disk tier": (1 + cold.blob_pages) * limits.cold_page_bytes} if cold.pages else {}),
         **({"collective": slab_bytes(world) // world} if world > 1 else {}),
         **_graphs(settings, limits, parsed.num_hidden_layers),
         "penalties and bias": 8 * settings.slots * parsed.vocab_size,

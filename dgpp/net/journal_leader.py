@@ -10,6 +10,7 @@ from dgpp.net.journal_errors import RankFailedError
 from dgpp.net.journal_messages import (
     Applied,
     Beat,
+    ColdEnd,
     Ended,
     Leave,
     Ready,
@@ -95,7 +96,7 @@ class Leader:
         """What `rank` said."""
         self._silence[rank].heard()
         match message:
-            case Beat():
+            case Beat() | ColdEnd():
                 pass
             case Applied(ticks):
                 self._apply(rank, ticks)

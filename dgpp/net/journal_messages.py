@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from dgpp.cache.cold_ops import ColdDone
 from dgpp.sched.request import Record, Submit
 
 
@@ -94,6 +95,7 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
     submits: tuple[Submit, ...] = ()
     cancels: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
+    cold: tuple[ColdDone, ...] = ()
 
     @classmethod
     def of(cls, record: Record, point: Point) -> Tick:
@@ -108,6 +110,7 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
             tuple(replace(submit, prompt=b"") for submit in record.submits),
             record.cancels,
             record.stops,
+            record.cold,
         )
 
     def record(self) -> Record:
@@ -121,13 +124,21 @@ class Tick(msgspec.Struct, frozen=True, tag=True):
             replace(submit, prompt=self.prompts[number])
             for number, submit in zip(numbers, self.submits, strict=True)
         )
-        return Record(self.tick, submits, self.cancels, self.stops)
+        return Record(self.tick, submits, self.cancels, self.stops, self.cold)
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True):
     """rank → rank 0: all ticks below `ticks` are applied."""
 
     ticks: int
+
+
+class ColdEnd(msgspec.Struct, frozen=True, tag=True):
+    """rank → rank 0: operation `op` of the disk tier ended here; `digest` as in ColdDone."""
+
+    op: int
+    ok: bool
+    digest: int
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
@@ -169,4 +180,4 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 JoinFromLeader: TypeAlias = Challenge | Welcome | Rejected
 JoinFromRank: TypeAlias = Hello | Joined | Rejected
 FromLeader: TypeAlias = Warm | Tick | Beat | Stop | Ended
-FromRank: TypeAlias = Ready | Beat | Applied | Leave | Stopped | Ended
+FromRank: TypeAlias = Ready | Beat | Applied | ColdEnd | Leave | Stopped | Ended

@@ -80,7 +80,7 @@ class Driver:
         self.disk = PaperDisk(self.engine)
         self.cold: list[ColdDone] = []
         if scheduler.limits.cold_pages:
-            self.cold.append(ColdDone(INVENTORY, ok=False))
+            self.cold.append(ColdDone(INVENTORY, ok=True))
         self._holders: dict[int, Holder] = {}
 
     def tick(

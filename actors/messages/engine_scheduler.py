@@ -1,0 +1,20 @@
+"""engine → scheduler."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dgpp.cache.cold_ops import Inventory
+
+
+class ColdEnded(msgspec.Struct, frozen=True):
+    """Operation `op` of the disk tier ended on this rank; `error` says why where not `ok`.
+
+    The first one says what the disk held at the start: `inventory`, with its `digest`.
+    """
+
+    op: int
+    ok: bool
+    digest: int = 0
+    inventory: Inventory | None = None
+    error: str = ""
