@@ -128,3 +128,19 @@ class Conversation:
 
     def _text(self) -> list[int]:
         return [self.rng.randrange(3, 1000) for _ in range(self.size)]
+
+
+TURNS, SIZE = 3, 64
+
+
+def share_hit(shape: CacheShape, blocks: int, conversations: int) -> float:
+    """Conversations take turns; the share of second and third turns that find their last one."""
+    requests = Requests(shape, blocks)
+    talks = [Conversation(number, [], SIZE) for number in range(conversations)]
+    hits = 0
+    for turn in range(TURNS):
+        for talk in talks:
+            prompt, answer, boundaries = talk.turn()
+            cached = requests.serve(prompt, answer, boundaries)
+            hits += turn > 0 and cached > len(prompt) - 2 * SIZE
+    return hits / ((TURNS - 1) * conversations)

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from cache_drive import Conversation, Requests
+from cache_drive import share_hit
 
 from dgpp.cache.entry import Entry, Kind, Node
 from dgpp.cache.judge import Judge
 from dgpp.cache.retention import Retention
 from dgpp.cache.shape import CacheShape
 
-SNAPSHOTS, TURNS, SIZE = 43, 3, 64
-
-
-def share_hit(shape: CacheShape, blocks: int, conversations: int) -> float:
-    """Conversations take turns; the share of second and third turns that find their last one."""
-    requests = Requests(shape, blocks)
-    talks = [Conversation(number, [], SIZE) for number in range(conversations)]
-    hits = 0
-    for turn in range(TURNS):
-        for talk in talks:
-            prompt, answer, boundaries = talk.turn()
-            cached = requests.serve(prompt, answer, boundaries)
-            hits += turn > 0 and cached > len(prompt) - 2 * SIZE
-    return hits / ((TURNS - 1) * conversations)
+SNAPSHOTS = 43
 
 
 @pytest.mark.parametrize("conversations", [8, 16, 24, 40])
