@@ -14,12 +14,17 @@ from actors.facts import facts
 
 def open_cold(boot: Boot) -> ColdFiles | None:
     """None where the deployment has no disk tier. Raises ConfigError where it cannot be had."""
-    limits, told = boot.limits, boot.settings.nvme_cache
+    limits, nvme_cache = boot.limits, boot.settings.nvme_cache
     if not limits.cold_pages:
         return None
-    folder = Path(told.path).expanduser()
+    folder = Path(nvme_cache.path).expanduser()
     return ColdFiles(
-        folder, boot.rank, limits.cold_page_bytes, limits.cold_pages, _key(boot), keeps=told.keep
+        folder,
+        boot.rank,
+        limits.cold_page_bytes,
+        limits.cold_pages,
+        _key(boot),
+        keeps=nvme_cache.keep,
     )
 
 
