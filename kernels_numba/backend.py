@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kernels_numba.packed_rows import RowCode
 from kernels_numba.weights import Form, Part
 
 Tensor: TypeAlias = Any
@@ -330,12 +331,29 @@ class Backend(Protocol):
         """Cosines and sines of angles float32 [positions, rotated / 2], times `scale`."""
 
     def plane(
-        self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, value_dim: int = 0
+        self,
+        blocks: int,
+        block_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int = 0,
+        *,
+        code: RowCode = RowCode.FLOAT,
     ) -> Plane:
-        """An empty pool of key and value rows for one layer."""
+        """An empty pool of key and value rows for one layer, each head's packed by `code`."""
 
-    def store(self, entries: int, rows: int, width: int, *, wide: bool = False) -> Any:
-        """An empty Store of `entries` × `rows` × `width` values, zero at first; `wide` as above."""
+    def store(
+        self,
+        entries: int,
+        rows: int,
+        width: int,
+        *,
+        wide: bool = False,
+        code: RowCode = RowCode.FLOAT,
+        plain: int = 0,
+    ) -> Any:
+        """An empty Store of `entries` × `rows` × `width` values, zero at first; `wide` as above.
+        Rows are packed by `code`, but for their last `plain` values."""
 
     def routes(self, top: int) -> Routes:
         """Room for the expert choices of a step."""

@@ -139,9 +139,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         _Capacity("context pool that all live requests share", 1, 2**40, unit="tokens"),
     ] = 8192
-    kv_dtype: Annotated[
-        Literal["bf16", "fp8", "fp4"], _Capacity("form of cached context", now=LATER)
-    ] = "bf16"
+    kv_dtype: Annotated[Literal["bf16", "fp8", "fp4"], _Capacity("form of cached context")] = "bf16"
     default_max_tokens: Annotated[
         int, _Capacity("answer length of a request that names none", 1, _MANY, unit="tokens")
     ] = 256

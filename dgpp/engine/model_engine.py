@@ -124,6 +124,7 @@ class ModelEngine:
             self.model.limit_drafts(read_draft_vocab(path, limits.vocab_size).tolist())
         if collective is not None:
             require_one_model(account, collective)
+        self.model.state.require_kv_dtype(forms.kv_dtype, "the model")
         self.pools = StatePools(
             self.model.state,
             self.backend,
@@ -131,6 +132,7 @@ class ModelEngine:
             blocks=limits.blocks,
             block_tokens=limits.block_tokens,
             snapshots=0 if limits.paged_only else limits.snapshots,
+            kv_dtype=forms.kv_dtype,
         )
         self.model.prepare(self.backend, self.pools, limits.position_ceiling, collective)
         width = -(-limits.position_ceiling // limits.block_tokens)

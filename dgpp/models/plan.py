@@ -140,7 +140,9 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     if settings.max_positions:
         ceiling = min(ceiling, settings.max_positions)
     cuda = settings.backend == "cuda"
-    form = CUDA_CACHE if cuda else CPU_CACHE
+    model.state.require_kv_dtype(forms.kv_dtype, family.name)
+    plain = CUDA_CACHE if cuda else CPU_CACHE
+    form = msgspec.structs.replace(plain, kv_dtype=forms.kv_dtype)
     block_bytes = model.state.block_bytes(form, BLOCK_TOKENS)
     snapshot_bytes = model.state.snapshot_bytes(form)
     snapshots = prefix_snapshots(settings.prefix_cache_gib, snapshot_bytes)
@@ -219,8 +221,10 @@ def _notes(forms: ModelForms, source: PlannedWeights, backend: str) -> list[str]
             f"rope_scaling {rope_scaling.rope_type}: factor {rope_scaling.factor:g} over "
             f"{rope_scaling.original_max_position_embeddings} positions"
         )
-    if backend != "cuda":
-        notes.append(f"kv_dtype {forms.kv_dtype}: the CPU backend stores float32 rows")
+    if forms.kv_dtype != "bf16":
+        notes.append(f"kv_dtype {forms.kv_dtype}: rows of cached context are packed")
+    elif backend != "cuda":
+        notes.append("kv_dtype bf16: the CPU backend stores float32 rows")
     return notes
 
 

@@ -12,9 +12,9 @@ class StatePools:
     planes  a pool of `blocks` per PagedPlane      paged  the same per PagedRows
     rings   an entry per slot of each Ring         fixed  an entry per slot of each FixedState
 
-    Snapshots 0 … `snapshots`−1 hold copies of a slot's rings and fixed state. Operations are
-    enqueued where the backend enqueues: they happen in the order of the calls, among one another
-    and with the steps of the model.
+    What is paged is packed as `kv_dtype` says. Snapshots 0 … `snapshots`−1 hold copies of a slot's
+    rings and fixed state. Operations are enqueued where the backend enqueues: they happen in the
+    order of the calls, among one another and with the steps of the model.
     """
 
     def __init__(
@@ -26,6 +26,7 @@ class StatePools:
         blocks: int,
         block_tokens: int,
         snapshots: int = 0,
+        kv_dtype: str = "bf16",
     ) -> None:
         for rows in declaration.paged:
             if block_tokens % rows.every:
@@ -34,11 +35,25 @@ class StatePools:
         self.declaration = declaration
         self.snapshots = snapshots
         self.planes: list[Plane] = [
-            backend.plane(blocks, block_tokens, plane.kv_heads, plane.head_dim, plane.value_dim)
+            backend.plane(
+                blocks,
+                block_tokens,
+                plane.kv_heads,
+                plane.head_dim,
+                plane.value_dim,
+                code=plane.code(kv_dtype),
+            )
             for plane in declaration.planes
         ]
         self.paged: list[Store] = [
-            backend.store(blocks, rows.rows(block_tokens), rows.width) for rows in declaration.paged
+            backend.store(
+                blocks,
+                rows.rows(block_tokens),
+                rows.width,
+                code=rows.code(kv_dtype),
+                plain=rows.plain,
+            )
+            for rows in declaration.paged
         ]
         own: tuple[Ring | FixedState, ...] = (*declaration.rings, *declaration.fixed)
         held = [backend.store(slots, part.rows, part.width, wide=part.wide) for part in own]

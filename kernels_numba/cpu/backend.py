@@ -16,10 +16,12 @@ from kernels_numba.backend import (
     Routes,
     Routing,
     Rows,
+    head_width,
 )
 from kernels_numba.cpu import attention as attention_kernels
 from kernels_numba.cpu import linear as linear_kernels
 from kernels_numba.cpu import moe as moe_kernels
+from kernels_numba.cpu import packed as packed_kernels
 from kernels_numba.cpu import rotary as rotary_kernels
 from kernels_numba.cpu import rows as row_kernels
 from kernels_numba.cpu import selected as selected_kernels
@@ -27,12 +29,14 @@ from kernels_numba.cpu.extended import CpuExtended, address_of, head_norms
 from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import Block, allocate, grown, padded
 from kernels_numba.cpu.norm import rms_rows
+from kernels_numba.cpu.packed import Packing
 from kernels_numba.cpu.picker import CpuPicker
 from kernels_numba.cpu.row_handle import RowHandle
 from kernels_numba.cpu.span import SPAN
 from kernels_numba.cpu.store import CpuEntries, CpuStore
 from kernels_numba.extended import Selection
 from kernels_numba.jit import config, set_num_threads, threading_layer
+from kernels_numba.packed_rows import PackedRow, RowCode
 from kernels_numba.weights import VECTOR, Form, Part, dummy_part
 
 _PAIR_BUFFERS = ("input", "raw", "act", "out", "sums")
@@ -41,20 +45,29 @@ PARTIAL_BYTES = 4 << 20
 
 
 class CpuPlane(CpuEntries):
-    """Keys and values of one layer, float32 [blocks, kv_heads, block_tokens, padded head_dim]."""
+    """Keys and values of one layer: [blocks, kv_heads, block_tokens] lines, float32 padded to whole
+    vectors or packed. `addresses`, `lines` (bytes) and `packings` are of keys and of values."""
 
     def __init__(
-        self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, value_dim: int
+        self,
+        blocks: int,
+        block_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int,
+        code: RowCode,
     ) -> None:
         if SPAN % block_tokens:
             message = f"block_tokens must divide {SPAN}, not {block_tokens}"
             raise ValueError(message)
-        lines = (blocks, kv_heads, block_tokens)
         self.block_tokens = block_tokens
-        self.keys = allocate((*lines, padded(head_dim)), np.float32)
-        self.values = allocate((*lines, padded(value_dim or head_dim)), np.float32)
-        self.addresses = (int(self.keys.ctypes.data), int(self.values.ctypes.data))
-        super().__init__(self.keys, self.values)
+        sides = [Packing(PackedRow(code, width)) for width in (head_dim, value_dim or head_dim)]
+        self._sides = sides
+        held = [allocate((blocks, kv_heads, block_tokens, side.line), np.uint8) for side in sides]
+        self.addresses = (int(held[0].ctypes.data), int(held[1].ctypes.data))
+        self.lines = (sides[0].line, sides[1].line)
+        self.packings = (sides[0].address, sides[1].address)
+        super().__init__(*held)
 
 
 class _RouteHandle:
@@ -85,6 +98,7 @@ class CpuBackend(CpuExtended):
         self._raw = Block(allocate((capacity, VECTOR), np.float32))
         self._normed = Block(allocate((capacity, VECTOR), np.float32))
         # One row per core, not per thread: the limit on threads belongs to the calling thread.
+        self._kv = Block(allocate((1, VECTOR), np.float32))
         self._panels = Block(allocate((self._cores, VECTOR), np.float32))
         self._partials = allocate((PARTIAL_BYTES // 4,), np.float32)
         self._partials_at = int(self._partials.ctypes.data)
@@ -149,12 +163,28 @@ class CpuBackend(CpuExtended):
         return Block(table * np.float32(scale))
 
     def plane(
-        self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, value_dim: int = 0
+        self,
+        blocks: int,
+        block_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int = 0,
+        *,
+        code: RowCode = RowCode.FLOAT,
     ) -> CpuPlane:
-        return CpuPlane(blocks, block_tokens, kv_heads, head_dim, value_dim)
+        return CpuPlane(blocks, block_tokens, kv_heads, head_dim, value_dim, code)
 
-    def store(self, entries: int, rows: int, width: int, *, wide: bool = False) -> CpuStore:
-        return CpuStore(entries, rows, width, padded(width))
+    def store(
+        self,
+        entries: int,
+        rows: int,
+        width: int,
+        *,
+        wide: bool = False,
+        code: RowCode = RowCode.FLOAT,
+        plain: int = 0,
+    ) -> CpuStore:
+        return CpuStore(entries, rows, PackedRow(code, width, plain))
 
     def routes(self, top: int) -> Routes:
         routes = Routes(self.capacity, top)
@@ -270,6 +300,9 @@ class CpuBackend(CpuExtended):
         self, rows: Rows, qkv: Block, attention: Attention, plane: CpuPlane, queries: Block
     ) -> None:
         handle: RowHandle = rows.handle
+        if plane.packings[0]:
+            self._pack_to_cache(rows, qkv, attention, plane, queries)
+            return
         rotary_kernels.split_to_cache(
             qkv.address, qkv.stride, rows.count, *handle.metadata, attention.heads,
             attention.kv_heads, attention.head_dim, attention.values, attention.key_at,
@@ -278,18 +311,36 @@ class CpuBackend(CpuExtended):
             queries.address, queries.stride, *plane.addresses, plane.block_tokens,
         )  # fmt: skip
 
+    def _pack_to_cache(
+        self, rows: Rows, qkv: Block, attention: Attention, plane: CpuPlane, queries: Block
+    ) -> None:
+        """As `rotary_cache_write` of a plane whose lines are packed."""
+        kv = self._kv = grown(self._kv, self.capacity, attention.row_width)
+        self.split_rows(rows, qkv, attention, queries, kv)
+        handle: RowHandle = rows.handle
+        heads, width = attention.kv_heads, head_width(attention.head_dim)
+        at = kv.address
+        for side, wide in enumerate((width, head_width(attention.values))):
+            packed_kernels.store_heads(
+                at, kv.stride, rows.count, *handle.metadata, heads, wide,
+                plane.block_tokens, plane.addresses[side], plane.lines[side],
+                plane.packings[side],
+            )  # fmt: skip
+            at += 4 * heads * width
+
     def attend_paged(
         self, rows: Rows, queries: Block, attention: Attention, plane: CpuPlane, out: Block
     ) -> None:
         handle: RowHandle = rows.handle
         group = attention.heads // attention.kv_heads
-        state = self._scratch.room(attention)
+        state = self._scratch.room(attention, packed=bool(plane.packings[0]))
         attention_kernels.attend_paged(
             queries.address, queries.stride, rows.count, *handle.metadata, group,
             attention.kv_heads, padded(attention.head_dim), attention.values,
             padded(attention.values), plane.block_tokens, attention.scale, *plane.addresses,
-            address_of(attention.sinks), out.address, out.stride, self._scratch.address,
-            self._scratch.stride, self._partials_at, self._partials.size // state, self.threads,
+            *plane.lines, *plane.packings, address_of(attention.sinks), out.address, out.stride,
+            self._scratch.address, self._scratch.stride, self._partials_at,
+            self._partials.size // state, self.threads,
         )  # fmt: skip
 
     def attend_selected(

@@ -60,7 +60,8 @@ def bf16_code(x: np.float32) -> int:
 
 
 @kernel(inline=True)
-def _of_bf16(bits: int) -> np.float32:
+def of_bf16(bits: int) -> np.float32:
+    """The value of bf16 bits."""
     return np.float32(float_of_bits(np.int32(np.uint32(bits) << np.uint32(16))))
 
 
@@ -73,14 +74,14 @@ def _fp8_block(
     for r in range(rows):
         held = view_u16(bits + r * stride, columns)
         for c in range(columns):
-            most = max(most, abs(_of_bf16(held[c])))
+            most = max(most, abs(of_bf16(held[c])))
     factor = np.float32(most / E4M3_MOST) if most > 0 else np.float32(1.0)
     view_f32(scale, 1)[0] = factor
     for r in range(rows):
         held = view_u16(bits + r * stride, columns)
         out = view_u8(codes + r * code_stride, columns)
         for c in range(columns):
-            out[c] = e4m3_code(np.float32(_of_bf16(held[c]) / factor))
+            out[c] = e4m3_code(np.float32(of_bf16(held[c]) / factor))
 
 
 @kernel(parallel=True)

@@ -74,7 +74,7 @@ def attend_entries(
         for first in range(0, total, SPAN):
             gathered_span(query, group, first, min(SPAN, total - first),
                           selected + 4 * top * r if selected != 0 else 0,
-                          tables + 4 * table_width * slot, block_rows, store, line, width, width,
+                          tables + 4 * table_width * slot, block_rows, store, line, 0, width, width,
                           scale, scores, scores + 4 * TASK_HEADS * SPAN,
                           mine + state_bytes)  # fmt: skip
             merge(mine, mine + state_bytes, group, width)

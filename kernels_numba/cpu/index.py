@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_numba.cpu.dot import dot_f32_block
+from kernels_numba.cpu.packed import unpack_rows
 from kernels_numba.cpu.pointers import view_f32, view_i32
 from kernels_numba.cpu.scalar import bits_of_float, fma32
 from kernels_numba.cpu.span import SPAN
@@ -37,16 +38,22 @@ def _score_run(
 @kernel()
 def _score_keys(
     query: int, weights: int, heads: int, padded: int, scale: float, weight_scale: float,
-    table: int, block_rows: int, keys: int, line: int, first: int, last: int, dots: int,
-    scores: int,
+    table: int, block_rows: int, keys: int, line: int, packing: int, panel: int, first: int,
+    last: int, dots: int, scores: int,
 ) -> None:  # fmt: skip
-    """Scores of the keys first … last − 1 of the slot whose blocks `table` names."""
+    """Scores of the keys first … last − 1 of the slot whose blocks `table` names. Packed keys are
+    unpacked to `panel`, SPAN float32 rows, first."""
     blocks = view_i32(table, last // block_rows + 1)
     at = first
     while at < last:
         count = min(SPAN, block_rows - at % block_rows, last - at)
         base = keys + (blocks[at // block_rows] * block_rows + at % block_rows) * line
-        _score_run(query, weights, heads, padded, scale, weight_scale, base, line, count, dots,
+        step = line
+        if packing != 0:
+            step = 4 * padded
+            unpack_rows(packing, base, line, count, panel, step)
+            base = panel
+        _score_run(query, weights, heads, padded, scale, weight_scale, base, step, count, dots,
                    scores + 4 * (at - first))  # fmt: skip
         at += count
 
@@ -140,9 +147,9 @@ def _take_within(selected: int, taken: int, size: int, chosen: int) -> None:
 def index_select(
     queries: int, query_stride: int, weights: int, weight_stride: int, rows: int, positions: int,
     slots: int, tables: int, table_width: int, every: int, heads: int, padded: int, scale: float,
-    weight_scale: float, block_rows: int, keys: int, line: int, top: int, selected: int,
-    counts: int, size: int, block_top: int, blocks: int, block_counts: int, within: int,
-    scratch: int, scratch_stride: int,
+    weight_scale: float, block_rows: int, keys: int, line: int, packing: int, top: int,
+    selected: int, counts: int, size: int, block_top: int, blocks: int, block_counts: int,
+    within: int, scratch: int, scratch_stride: int,
 ) -> None:  # fmt: skip
     """selected[r] = the best `top` of the ⌊(position + 1) / every⌋ keys that row r may see.
 
@@ -152,7 +159,8 @@ def index_select(
     for r in prange(rows):
         total = int(view_i32(positions, rows)[r] + 1) // every
         bins = scratch + get_thread_id() * scratch_stride
-        dots = bins + 4 * BINS
+        panel = bins + 4 * BINS
+        dots = panel + (4 * SPAN * padded if packing != 0 else 0)
         scores = dots + 4 * heads * SPAN
         query = queries + r * query_stride
         weight = weights + r * weight_stride
@@ -166,11 +174,12 @@ def index_select(
                 first = view_i32(chosen, b + 1)[b] * size
                 last = min(first + size, total)
                 _score_keys(query, weight, heads, padded, scale, weight_scale, table, block_rows,
-                            keys, line, first, last, dots, scores + 4 * held)  # fmt: skip
+                            keys, line, packing, panel, first, last, dots,
+                            scores + 4 * held)  # fmt: skip
                 held += last - first
         else:
             _score_keys(query, weight, heads, padded, scale, weight_scale, table, block_rows, keys,
-                        line, 0, total, dots, scores)  # fmt: skip
+                        line, packing, panel, 0, total, dots, scores)  # fmt: skip
         # A store in the loop's own body, through a view of its own, would count as dead.
         _take_best(scores, held, top, mine, counts + 4 * r, bins)
         if within != 0:

@@ -6,6 +6,7 @@ that were selected for it; either way in order, SPAN at a time.
 
 from __future__ import annotations
 
+from kernels_numba.cpu.packed import unpack_row
 from kernels_numba.cpu.pointers import view_i32
 from kernels_numba.cpu.rows import copy_row
 from kernels_numba.cpu.span import SPAN, begin_span, merge, score_run, value_run, write_heads
@@ -19,18 +20,22 @@ TASK_HEADS = 16
 @kernel()
 def gathered_span(
     query: int, group: int, first: int, count: int, chosen: int, table: int, block_rows: int,
-    store: int, line: int, padded: int, value_padded: int, scale: float, scores: int, gathered: int,
-    state: int,
+    store: int, line: int, packing: int, padded: int, value_padded: int, scale: float, scores: int,
+    gathered: int, state: int,
 ) -> None:  # fmt: skip
     """Rows first … first + count − 1 of a slot's blocks, or of those that int32 `chosen` names
-    where it is not 0, for `group` heads: scores, softmax and weighted values."""
+    where it is not 0, for `group` heads: scores, softmax and weighted values. Rows are float32, or
+    packed as `packing` says where it is not 0."""
     blocks = view_i32(table, 1)
     for j in range(count):
         at = first + j
         if chosen != 0:
             at = view_i32(chosen, at + 1)[at]
         place = blocks[at // block_rows] * block_rows + at % block_rows
-        copy_row(store + place * line, gathered + 4 * padded * j, padded)
+        if packing != 0:
+            unpack_row(packing, store + place * line, gathered + 4 * padded * j)
+        else:
+            copy_row(store + place * line, gathered + 4 * padded * j, padded)
     score_run(query, group, padded, gathered, 4 * padded, count, scores)
     begin_span(scores, group, count, scale, value_padded, state)
     value_run(scores, group, gathered, 4 * padded, count, value_padded, state)
@@ -41,7 +46,7 @@ def attend_latent(
     queries: int, query_stride: int, rows: int, positions: int, slots: int, tables: int,
     table_width: int, selected: int, counts: int, top: int, heads: int, padded: int,
     value_dim: int, value_padded: int, block_rows: int, scale: float, store: int, line: int,
-    out: int, out_stride: int, scratch: int, scratch_stride: int,
+    packing: int, out: int, out_stride: int, scratch: int, scratch_stride: int,
 ) -> None:  # fmt: skip
     """out[r, head] = softmax(scale · q·k) over rows k of the store, of k[:value_dim].
 
@@ -65,7 +70,7 @@ def attend_latent(
         for first in range(0, total, SPAN):
             state = mine if first == 0 else mine + state_bytes
             gathered_span(query, group, first, min(SPAN, total - first), chosen, table, block_rows,
-                          store, line, padded, value_padded, scale, scores, gathered,
+                          store, line, packing, padded, value_padded, scale, scores, gathered,
                           state)  # fmt: skip
             if first > 0:
                 merge(mine, state, group, value_padded)

@@ -10,6 +10,7 @@ from kernels_numba.cpu import grouped as grouped_kernels
 from kernels_numba.cpu import heads as head_kernels
 from kernels_numba.cpu import index as index_kernels
 from kernels_numba.cpu import latent as latent_kernels
+from kernels_numba.cpu import packed as packed_kernels
 from kernels_numba.cpu import pool as pool_kernels
 from kernels_numba.cpu import rounding as round_kernels
 from kernels_numba.cpu.matrix import CpuMatrix
@@ -106,6 +107,12 @@ class CpuLatents:
     def store_rows(self, rows: Rows, x: Block, store: CpuStore, *, every: int = 1) -> None:
         handle: RowHandle = rows.handle
         block_rows, line = store.lines
+        if store.packing:
+            packed_kernels.store_packed(
+                x.address, x.stride, rows.count, *handle.metadata, every, block_rows,
+                store.address, line, store.packing,
+            )  # fmt: skip
+            return
         head_kernels.store_rows(
             x.address, x.stride, rows.count, *handle.metadata, every, store.width, block_rows,
             store.address, line,
@@ -159,11 +166,12 @@ class CpuLatents:
         block_rows, line = keys.lines
         most = rows.tables.shape[1] * block_rows
         most += -(-most // size) if size else 0
-        scratch = self._scratch.floats(index_kernels.BINS + index.heads * SPAN + most)
+        panel = SPAN * padded(index.dim) if keys.packing else 0
+        scratch = self._scratch.floats(index_kernels.BINS + panel + index.heads * SPAN + most)
         index_kernels.index_select(
             queries.address, queries.stride, weights.address, weights.stride, rows.count,
             *handle.metadata, index.every, index.heads, padded(index.dim), index.scale,
-            index.weight_scale, block_rows, keys.address, line, top, indices, counts,
+            index.weight_scale, block_rows, keys.address, line, keys.packing, top, indices, counts,
             size, block_top, blocks, block_counts, within, scratch.address, scratch.stride,
         )  # fmt: skip
 
@@ -185,7 +193,8 @@ class CpuLatents:
         latent_kernels.attend_latent(
             queries.address, queries.stride, rows.count, *handle.metadata, indices, counts, top,
             attention.heads, width, attention.value_dim, values, block_rows, attention.scale,
-            store.address, line, out.address, out.stride, scratch.address, scratch.stride,
+            store.address, line, store.packing, out.address, out.stride, scratch.address,
+            scratch.stride,
         )  # fmt: skip
 
     def attend_entries(

@@ -17,11 +17,13 @@ class Scratch:
         self._cores = cores
         self._block = Block(allocate((cores, VECTOR), np.float32))
 
-    def room(self, attention: Attention) -> int:
-        """Make room for tasks of `attention`; float32 values of one state."""
+    def room(self, attention: Attention, *, packed: bool = False) -> int:
+        """Make room for tasks of `attention`, with a span's keys or values where they are packed;
+        float32 values of one state."""
         group = attention.heads // attention.kv_heads
         state = group * (padded(attention.values) + VECTOR)
-        self.floats(2 * state + group * SPAN)
+        widest = max(padded(attention.head_dim), padded(attention.values)) if packed else 0
+        self.floats(2 * state + (group + widest) * SPAN)
         return state
 
     def floats(self, count: int) -> Block:

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels_numba.cpu.memory import allocate
+from kernels_numba.cpu.packed import Packing
+from kernels_numba.packed_rows import PackedRow
 
 
 class CpuEntries:
@@ -42,12 +44,17 @@ class CpuEntries:
 
 
 class CpuStore(CpuEntries):
-    """float32 [entries, rows, padded width] with its address; `lines` are the rows of an entry and
-    the bytes from one to the next."""
+    """float32 [entries, rows, padded width], or bytes [entries, rows, row's bytes] where rows are
+    packed, with its address; `lines` are the rows of an entry and the bytes from one to the next,
+    `packing` what kernels know of a packed row (0: float32)."""
 
-    def __init__(self, entries: int, rows: int, width: int, padded: int) -> None:
-        self.array: npt.NDArray[np.float32] = allocate((entries, rows, padded), np.float32)
+    def __init__(self, entries: int, rows: int, row: PackedRow) -> None:
+        self._packing = Packing(row)
+        self.packing = self._packing.address
+        self.array = allocate((entries, rows, self._packing.line), np.uint8)
+        if not self.packing:
+            self.array = self.array.view(np.float32)
         self.address = int(self.array.ctypes.data)
-        self.width = width
+        self.width = row.width
         self.lines = (rows, int(self.array.strides[1]))
         super().__init__(self.array)

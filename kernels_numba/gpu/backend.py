@@ -47,6 +47,7 @@ from kernels_numba.gpu.source import (
     shared_units,
 )
 from kernels_numba.gpu.store import CudaStore
+from kernels_numba.packed_rows import RowCode
 from kernels_numba.weights import Form, Part
 
 THREADS = 256
@@ -91,6 +92,11 @@ class _RowHandle:
         if not np.array_equal(self._sent, rows.tables):
             staging.send(self.metadata[2], rows.tables)
             self._sent[...] = rows.tables
+
+
+def _require_floats(code: RowCode) -> None:
+    if code is not RowCode.FLOAT:
+        raise ValueError(f"cached rows in {code.name}: not on CUDA yet")
 
 
 class CudaBackend:
@@ -215,8 +221,16 @@ class CudaBackend:
         return CudaVector(table * np.float32(scale))
 
     def plane(
-        self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int, value_dim: int = 0
+        self,
+        blocks: int,
+        block_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int = 0,
+        *,
+        code: RowCode = RowCode.FLOAT,
     ) -> CudaPlane:
+        _require_floats(code)
         if value_dim not in (0, head_dim):
             raise ValueError(f"values of {value_dim} beside keys of {head_dim}: not on CUDA yet")
         self._enter()
@@ -228,7 +242,17 @@ class CudaBackend:
         self._kernels.prepare(units)
         return plane
 
-    def store(self, entries: int, rows: int, width: int, *, wide: bool = False) -> CudaStore:
+    def store(
+        self,
+        entries: int,
+        rows: int,
+        width: int,
+        *,
+        wide: bool = False,
+        code: RowCode = RowCode.FLOAT,
+        plain: int = 0,
+    ) -> CudaStore:
+        _require_floats(code)
         self._enter()
         store = CudaStore(entries, rows, width, padded_head(width), wide=wide)
         store.enter = self._enter

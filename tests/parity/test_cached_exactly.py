@@ -16,11 +16,14 @@ from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import DummyModel, ModelEngine
 from dgpp.models import registry
+from dgpp.models.forms import ModelForms
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.request import Submit, pack_ids
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 VOCAB = {"toy": 128, "glm-4.7-bf16": 512, "mimo-bf16": 512}
+PACKED = {"mimo-bf16": "fp8"}
+"""How these keep cached context; the others as floats."""
 LIMITS = EngineLimits(
     slots=4,
     vocab_size=512,
@@ -47,9 +50,11 @@ def make(request, backend_name):
         source = DummyModel(CONFIG)
     else:
         source = Checkpoint(FIXTURES / name)
+    packed = PACKED.get(name, "bf16") if backend_name == "cpu" else "bf16"
+    forms = ModelForms(kv_dtype=packed)
     probe = ModelEngine(
         source, msgspec.structs.replace(LIMITS, snapshots=0, vocab_size=VOCAB[name]), 2,
-        backend=backend_name,
+        backend=backend_name, forms=forms,
     )  # fmt: skip
     owned = probe.pools.snapshot_bytes
     engines: dict[tuple, ModelEngine] = {}
@@ -59,7 +64,11 @@ def make(request, backend_name):
         if key not in engines:
             limits = {"vocab_size": VOCAB[name], "snapshot_bytes": owned, **changes}
             engines[key] = ModelEngine(
-                source, msgspec.structs.replace(LIMITS, **limits), 2, backend=backend_name
+                source,
+                msgspec.structs.replace(LIMITS, **limits),
+                2,
+                backend=backend_name,
+                forms=forms,
             )
         return engines[key]
 

@@ -10,6 +10,7 @@ import pytest
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
+from dgpp.models.forms import ModelForms
 from dgpp.sample.candidates import SlotTables
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
@@ -34,7 +35,10 @@ FAMILIES = [
     "glm-5.3-flash-bf16",
     "mimo-bf16",
     "qwen3.8-27b-bf16",
+    "glm-5.3-bf16 fp4",
+    "mimo-bf16 fp8",
 ]
+"""Fixtures, and after them how cached context is packed."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -51,7 +55,9 @@ def tables() -> SlotTables:
 def engine(request, backend_name: str) -> ModelEngine:
     if backend_name == "cuda" and not request.param.startswith("glm-4.7"):
         pytest.skip(f"the CUDA backend does not compute {request.param}")
-    return ModelEngine(Checkpoint(FIXTURES / request.param), LIMITS, 2, backend=backend_name)
+    name, _, packed = request.param.partition(" ")
+    forms = ModelForms(kv_dtype=packed or "bf16")
+    return ModelEngine(Checkpoint(FIXTURES / name), LIMITS, 2, backend=backend_name, forms=forms)
 
 
 class Driver:

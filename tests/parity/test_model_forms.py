@@ -154,3 +154,24 @@ def test_a_longer_context_stretches_the_rotary_table_alone() -> None:
     first = [trace.taps.hidden_states() for trace in (plain, long)]
     np.testing.assert_array_equal(first[0][3], first[1][3])
     assert not np.array_equal(first[0][4], first[1][4])
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_dtype", "most"),
+    [
+        ("glm-5.3-bf16", "fp8", 0.25),
+        ("glm-5.3-bf16", "fp4", 0.5),
+        ("glm-5.3-flash-bf16", "fp8", 0.15),
+        ("glm-5.3-flash-bf16", "fp4", 0.5),
+        ("mimo-bf16", "fp8", 0.05),
+        ("qwen3.8-27b-bf16", "fp8", 0.05),
+        ("glm-4.7-bf16", "fp8", 0.05),
+    ],
+)
+def test_packed_context_moves_logits_by_a_share_of_their_spread(name, kv_dtype, most) -> None:
+    plain, engine = run(FIXTURES / name, ModelForms())
+    packed, held = run(FIXTURES / name, ModelForms(kv_dtype=kv_dtype))
+    wanted = logits_of(plain)
+    error = np.abs(logits_of(packed) - wanted).mean() / wanted.std()
+    assert 0 < error < most
+    assert held.pools.block_bytes < 0.6 * engine.pools.block_bytes

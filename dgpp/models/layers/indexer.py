@@ -7,7 +7,7 @@ from typing import Protocol
 
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.sources import Linear, WeightSource
-from dgpp.state.declaration import PagedRows, Ring
+from dgpp.state.declaration import Kept, PagedRows, Ring
 from kernels_numba.backend import Norm, Rows, Tensor
 from kernels_numba.extended import ExtendedBackend, Index, Pooling, Rotation, Selection
 
@@ -45,7 +45,7 @@ class IndexerShape:
         return self.top + self.every - 1
 
     def keys(self, name: str) -> PagedRows:
-        return PagedRows(f"{name} index", self.dim, self.every)
+        return PagedRows(f"{name} index", self.dim, self.every, Kept.INDEX)
 
     def ring(self, name: str) -> Ring:
         """[key | gate] of the tokens that no pooled key stands for yet."""

@@ -15,7 +15,7 @@ from dgpp.models.layers.indexer import Indexer
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.shard import Shard, Split
 from dgpp.models.sources import Linear, WeightSource
-from dgpp.state.declaration import PagedRows
+from dgpp.state.declaration import Kept, PagedRows
 from kernels_numba.backend import Backend, Norm, Rows, Tensor
 from kernels_numba.extended import LatentAttention, Rotation, Selection
 from kernels_numba.weights import VECTOR
@@ -68,7 +68,7 @@ class MlaShape:
         )
 
     def latents(self, name: str) -> PagedRows:
-        return PagedRows(f"{name} latent", self.row)
+        return PagedRows(f"{name} latent", self.row, kept=Kept.LATENT, plain=self.rope)
 
 
 class MlaAttention:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_fixtures import FIXTURES
+from model_fixtures import FIXTURES, release
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
@@ -237,3 +237,39 @@ def test_a_wrong_draft_vocabulary_is_named(tmp_path: Path, content, message: str
 def test_a_draft_vocabulary_is_read_in_order(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.array([9, 2, 9, 511], np.int64))
     assert read_draft_vocab(tmp_path / "ids.npy", 512).tolist() == [2, 9, 511]
+
+
+KIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_dtype", "token_bytes"),
+    [
+        # 79 layers of [512 latent | 64 rotated], 22 of them with an index key of 128.
+        ("glm-5.3-int4-int8", "fp8", 79 * (512 + 4 + 128) + 22 * (128 + 4)),
+        ("glm-5.3-int4-int8", "fp4", 79 * (256 + 32 + 4 + 128) + 22 * (128 + 4)),
+        # 12 layers of 512 latents, an index key of 128 per four tokens.
+        ("glm-5.3-flash-fp8", "fp8", 12 * (512 + 4) + 12 * (128 + 4) // 4),
+        ("glm-5.3-flash-fp8", "fp4", 12 * (256 + 32 + 4) + 12 * (128 + 4) // 4),
+        # Of nine global layers 4 heads of 192 and 128; what has a window is kept in rings.
+        ("mimo-v2.6-flash-mxfp4-fp8", "fp8", 9 * 4 * (192 + 4 + 128 + 4)),
+    ],
+)
+def test_packed_context_takes_the_bytes_of_its_rows(name, kv_dtype, token_bytes) -> None:
+    forms = ModelForms(kv_dtype=kv_dtype)
+    plan = plan_memory(release(name), MemorySettings(drafts=True, forms=forms))
+    assert plan.token_bytes == token_bytes
+    assert f"kv_dtype {kv_dtype}: rows of cached context are packed" in plan.notes
+    if name == "glm-5.3-int4-int8":
+        assert round(token_bytes / KIB, 1) == {"fp8": 52.5, "fp4": 35.2}[kv_dtype]
+
+
+@pytest.mark.parametrize(("name", "kv_dtype"), [("glm-4.7-bf16", "fp4"), ("mimo-bf16", "fp4")])
+def test_a_context_that_is_not_kept_so_is_refused(name: str, kv_dtype: str) -> None:
+    family = family_of(config_of(name)).name
+    with pytest.raises(ConfigError) as caught:
+        plan_memory(config_of(name), MemorySettings(forms=ModelForms(kv_dtype=kv_dtype)))
+    assert str(caught.value) == (
+        f"engine.kv_dtype: {kv_dtype} does not apply to {family}, whose context is kept in "
+        "bf16 or fp8"
+    )
