@@ -71,11 +71,7 @@ def walks(found: Grammars, tokenizer: Tokenizer, grammar: str, text: str) -> boo
 
 
 def written(form: ToolFormat, *calls: tuple[str, dict[str, Any]]) -> str:
-    if form.again is None:
-        return "".join(form.write(*call) for call in calls)
-    inner = "\n".join(form.write(*call) for call in calls)
-    opening = form.opening.decode()
-    return f"{opening}\n{inner}\n{opening.replace('<', '</', 1)}"
+    return form.block(calls)
 
 
 GOOD = [

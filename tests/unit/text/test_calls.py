@@ -54,15 +54,18 @@ class Answer:
     calls: list[Call] = field(default_factory=list)
     shown: bytes = b""
     finish: str | None = None
+    finishes: list[str] = field(default_factory=list)
     tokens: int = 0
     reasoning_tokens: int = 0
     sizes: list[int] = field(default_factory=list, compare=False)
 
 
 def dialect(form: ToolFormat) -> Dialect:
-    exact = form is MIMO
-    after = b"\n\n" if form is QWEN else b""
-    return Dialect(Thinking(trimmed=form is QWEN, after=after), form, trimmed=not exact)
+    exact = form in (MIMO, DSML_V4, DSML_V41)
+    after = gap = b"\n\n" if form is QWEN else b""
+    if form in (DSML_V4, DSML_V41):
+        gap = b"\n\n"
+    return Dialect(Thinking(trimmed=form is QWEN, after=after), form, trimmed=not exact, gap=gap)
 
 
 def run(
@@ -104,17 +107,16 @@ def run(
                     answer.sizes.append(len(part.text))
         answer.shown += b"".join(entry.raw for entry in delta.logprobs)
         answer.finish = delta.finish
+        answer.finishes += [delta.finish] if delta.finish else []
         answer.tokens, answer.reasoning_tokens = delta.completion_tokens, delta.reasoning_tokens
     assert answer.shown.decode("utf-8", "replace") == answer.text
+    assert len(answer.finishes) == 1
+    assert stream.feed(tokens, finish) is None
     return answer
 
 
 def calls_text(form: ToolFormat, *calls: tuple[str, dict[str, object]]) -> str:
-    if form.again is None:
-        return "".join(form.write(*call) for call in calls)
-    inner = "\n".join(form.write(*call) for call in calls)
-    close = form.opening.replace(b"<", b"</", 1).decode()
-    return f"{form.opening.decode()}\n{inner}\n{close}"
+    return form.block(calls)
 
 
 def named(answer: Answer) -> list[tuple[str, object]]:
@@ -165,7 +167,8 @@ def test_a_call_is_told_with_its_values_as_declared(form):
 
 @every
 def test_calls_without_arguments_and_several_of_them(form):
-    answer = run("Look.\n" + calls_text(form, ("now", {}), WEATHER, ("now", {})), form)
+    gap = dialect(form).gap.decode() or "\n"
+    answer = run("Look." + gap + calls_text(form, ("now", {}), WEATHER, ("now", {})), form)
     assert named(answer) == [("now", {}), WEATHER, ("now", {})]
     assert len({call.id for call in answer.calls}) == 3
     assert answer.text == ("Look.\n" if form is MIMO else "Look.")
