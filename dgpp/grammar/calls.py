@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dgpp.grammar.errors import GrammarError
+from dgpp.grammar.bare import bare_text
 from dgpp.grammar.lark import (
     ANYTHING,
     COMPACT,
@@ -94,13 +94,12 @@ class CallWriter:
 
     def _argument(self, key: str, schema: Any, root: Mapping[str, Any], *, strict: bool) -> str:
         types = types_of(schema, root)
-        if strict and types == {"string"}:
-            _check_bare(key, schema)
         if "string" in types:
             value = self._string(schema) if types == {"string"} else ""
             if value:
                 return f"{self._opening(key, string=True)} {value} {self._closing()}"
-            body = _bounded(schema) if types == {"string"} else ANYTHING
+            bare = types == {"string"}
+            body = bare_text(schema, key, strict=strict) if bare else ANYTHING
             text = f"{self._opening(key, string=True)} {self._until_closed(body)}"
             if types in (ANY, {"string"}) or self._string_open == self._json_open:
                 return self._writer.rule(text)
@@ -149,24 +148,6 @@ class CallWriter:
 
     def _until_closed(self, body: str = ANYTHING) -> str:
         return self._writer.text_until(self._after, body, self._never)
-
-
-def _check_bare(key: str, schema: Any) -> None:
-    """Bare text is held to its length and to listed values; more cannot be asked of it."""
-    for keyword in ("pattern", "format"):
-        if isinstance(schema, Mapping) and keyword in schema:
-            raise GrammarError(f'Unimplemented keys: ["{keyword}"] of the bare text of {key!r}')
-
-
-def _bounded(schema: Any) -> str:
-    """A pattern for text of the length that `schema` allows."""
-    if not isinstance(schema, Mapping):
-        return ANYTHING
-    least, most = schema.get("minLength"), schema.get("maxLength")
-    if not isinstance(least, int) and not isinstance(most, int):
-        return ANYTHING
-    low = least if isinstance(least, int) else 0
-    return rf"/(.|\n){{{low},{most if isinstance(most, int) else ''}}}/"
 
 
 def _split(text: str) -> list[str]:

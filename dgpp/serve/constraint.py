@@ -38,7 +38,7 @@ def grammar_of(
         grammar = answer_grammar(wanted, codec.dialect, codec.tokenizer, reasoning=reasoning)
         grammars.compile(grammar)
     except GrammarError as error:
-        raise _refusal(request, str(error)) from error
+        raise _refusal(request, str(error), codec, grammars) from error
     _tell_what_is_passed_over(request, codec, grammars, wanted)
     return grammar
 
@@ -67,17 +67,41 @@ def _tell_what_is_passed_over(
         _log.warning("request %s: not enforced: %s", request.id, _first_line(str(error)))
 
 
-def _refusal(request: GenerationRequest, message: str) -> ApiError:
+def _refusal(
+    request: GenerationRequest, message: str, codec: TextCodec, grammars: Grammars
+) -> ApiError:
     """Which part of the request the compiler's `message` is about."""
+    schemas = dict(_schemas(request))
+    guilty = _guilty_tool(request, codec, grammars)
+    if guilty is not None:
+        index, message = guilty
+        at, free = f"tools[{index}].function.parameters", request.tools[index].grammar is not None
+        if free:
+            at = f"tools[{index}].custom.format"
+    else:
+        at, free = next(iter(schemas), "tools"), False
     found = _UNKNOWN.search(message)
-    for at, schema in _schemas(request):
-        path = None if found is None else _path(schema, found.group(1))
-        if path is not None and found is not None:
-            text = f"{at}{path} cannot be enforced: {found.group(1)} is not supported"
-            return invalid(text, f"{at}{path}", "unsupported_schema")
-    at = next((at for at, _ in _schemas(request)), "tools")
-    code = "invalid_grammar" if request.answer is None else "unsupported_schema"
+    path = None if found is None else _path(schemas.get(at), found.group(1))
+    if path is not None and found is not None:
+        text = f"{at}{path} cannot be enforced: {found.group(1)} is not supported"
+        return invalid(text, f"{at}{path}", "unsupported_schema")
+    code = "invalid_grammar" if free else "unsupported_schema"
     return invalid(f"{at}: {_first_line(message)}", at, code)
+
+
+def _guilty_tool(
+    request: GenerationRequest, codec: TextCodec, grammars: Grammars
+) -> tuple[int, str] | None:
+    """The first tool that has no grammar even alone, and why."""
+    for index, tool in enumerate(request.tools):
+        if tool not in request.offered:
+            continue
+        alone = Wanted(tools=(tool,), choice="required")
+        try:
+            grammars.compile(answer_grammar(alone, codec.dialect, codec.tokenizer, reasoning=False))
+        except GrammarError as error:
+            return index, str(error)
+    return None
 
 
 def _schemas(request: GenerationRequest) -> Iterator[tuple[str, Any]]:

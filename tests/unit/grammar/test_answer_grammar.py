@@ -130,6 +130,44 @@ def test_lengths_of_bare_strings_are_kept(form):
 
 
 @every
+@pytest.mark.parametrize(
+    ("asked", "good", "bad"),
+    [
+        ({"pattern": "^a+$"}, ["a", "aaa"], ["", "ab", "ba"]),
+        ({"pattern": "b{2}"}, ["bb", "abba\n"], ["b", "aba"]),
+        ({"pattern": "^(x|y)/"}, ["x/", "y/z"], ["/", "ax/"]),
+        ({"pattern": "[ab]", "maxLength": 2}, ["a", "xb"], ["x", "xxb"]),
+        ({"format": "date"}, ["2024-02-29"], ["2024-13-01", "24-1-1"]),
+        ({"format": "date-time"}, ["2024-02-29T23:59:59.5+02:00"], ["2024-02-29"]),
+        ({"format": "uuid"}, ["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
+        ({"format": "ipv4"}, ["255.0.10.1"], ["256.0.0.1", "1.1.1"]),
+        ({"format": "email"}, ["a.b@c-d.org"], ["a@b", "@b.c"]),
+    ],
+)
+def test_bare_strings_keep_to_patterns_and_formats(form, asked, good, bad):
+    schema = {"type": "object", "properties": {"s": {"type": "string", **asked}}}
+    wanted = Wanted(tools=(tool("f", schema, strict=True),), choice="required")
+    for text in good:
+        assert allows(form, wanted, written(form, ("f", {"s": text}))), text
+    for text in bad:
+        assert not allows(form, wanted, written(form, ("f", {"s": text}))), text
+
+
+@pytest.mark.parametrize("asked", [{"pattern": "^a|b$"}, {"pattern": "a$b"}, {"format": "uri"}])
+def test_what_bare_strings_cannot_keep_is_refused_where_strict(asked):
+    schema = {"type": "object", "properties": {"s": {"type": "string", **asked}}}
+    tokenizer, found = grammars()
+    for strict in (True, False):
+        wanted = Wanted(tools=(tool("f", schema, strict=strict),), choice="required")
+        if strict:
+            with pytest.raises(GrammarError, match=next(iter(asked))):
+                answer_grammar(wanted, dialect(FORMATS[0]), tokenizer, reasoning=False)
+        else:
+            grammar = answer_grammar(wanted, dialect(FORMATS[0]), tokenizer, reasoning=False)
+            found.compile(grammar)
+
+
+@every
 def test_one_call_where_parallel_ones_are_off(form):
     wanted = Wanted(tools=(NOW,), choice="required", parallel=False)
     assert allows(form, wanted, written(form, ("now", {})))
