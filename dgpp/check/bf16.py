@@ -43,7 +43,7 @@ class Bf16Judge:
         self.failures: list[str] = []
         self.flips: list[Flip] = []
 
-    def near(self, name: str, got: Array, reference: Array) -> float:
+    def near(self, name: str, got: Array, reference: Array, slack: Array | None = None) -> float:
         if got.shape != reference.shape:
             self.failures.append(f"{name}: shape {got.shape}, expected {reference.shape}")
             return float("inf")
@@ -111,7 +111,7 @@ class Bf16Judge:
             )
         return int(np.sum(got == wanted))
 
-    def logits(self, got: Array, wanted: Array) -> float:
+    def logits(self, got: Array, wanted: Array, slack: Array | None = None) -> float:
         if got.shape != wanted.shape:
             self.failures.append(f"logits: shape {got.shape}, expected {wanted.shape}")
             return float("inf")

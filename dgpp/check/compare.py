@@ -8,9 +8,13 @@ import numpy as np
 
 from dgpp.check.expected import Array, Expected
 from dgpp.check.judge import Judge
-from dgpp.check.report import Findings, LayerError
+from dgpp.check.report import BlockErrors, Findings, LayerError
 from dgpp.check.trace import Taps, Trace
 from dgpp.errors import CheckpointError
+
+ROW_SLACK = 20.0
+"""How many times what 1e-6 of noise does to a row's logits they may be off, where cached rows are
+rounded: a value on the edge between two codes falls to either side."""
 
 
 class Run(NamedTuple):
@@ -28,7 +32,8 @@ def compare(judge: Judge, run: Run, expected: Expected) -> Findings:
     the judge's failures. Raises CheckpointError for values of another number of layers."""
     trace = run.trace
     prompt = np.concatenate(trace.logits)
-    logits = judge.logits(prompt, expected["logits"])
+    slack = _slack(expected)
+    logits = judge.logits(prompt, expected["logits"], slack[: len(prompt)])
     router_equal, router_weights = _routes(judge, run.taps, expected)
     selected_equal = _selections(judge, run.taps, expected)
     layers = _layers(judge, run, expected)
@@ -36,7 +41,7 @@ def compare(judge: Judge, run: Run, expected: Expected) -> Findings:
     final = 0.0
     if "final_norm" in expected:
         final = judge.near("final norm", np.concatenate(trace.final_norm), expected["final_norm"])
-    matched, greedy_logits = _greedy(judge, trace, expected)
+    matched, greedy_logits = _greedy(judge, trace, expected, slack[len(prompt) - 1 :])
     mtp, mtp_router = _drafts(judge, trace, expected)
     mean, agree = _summary(prompt, expected["logits"])
     return Findings(
@@ -53,8 +58,18 @@ def compare(judge: Judge, run: Run, expected: Expected) -> Findings:
         selected_equal=selected_equal,
         mtp_max_abs=mtp,
         mtp_router_equal=mtp_router,
+        blocks=_blocks(judge, trace, expected),
         not_compared=left_out(judge, expected),
     )
+
+
+def _slack(expected: Expected) -> Array:
+    """What the logits of each row may be off besides: rows of the prompt, then those after its last
+    that gave the answer's further tokens."""
+    if "row_tol" in expected:
+        return ROW_SLACK * expected["row_tol"].astype(np.float64)
+    answer = len(expected["greedy"]) if "greedy" in expected else 1
+    return np.zeros(len(expected["ids"]) + answer - 1)
 
 
 def left_out(judge: Judge, expected: Expected) -> dict[str, str]:
@@ -185,6 +200,28 @@ def _drafts(judge: Judge, trace: Trace, expected: Expected) -> tuple[float | Non
     return worst, equal
 
 
+def _blocks(judge: Judge, trace: Trace, expected: Expected) -> BlockErrors | None:
+    """Blocks drafted at once, behind each anchor."""
+    if "dspark_logits" not in expected:
+        return None
+    wanted = expected["dspark_ids"]
+    if len(trace.blocks) != len(wanted):
+        judge.failures.append(f"{len(wanted)} blocks are expected, {len(trace.blocks)} were made")
+        return BlockErrors(float("inf"), float("inf"), 0, wanted.size)
+    tokens = np.stack([block.tokens for block in trace.blocks])
+    logits = np.stack([block.logits for block in trace.blocks])
+    sure = np.stack([block.confidence for block in trace.blocks])
+    equal = int(np.sum(tokens == wanted))
+    if equal != wanted.size:
+        judge.failures.append(f"blocks: {equal} of {wanted.size} tokens equal")
+    return BlockErrors(
+        judge.near("block logits", logits, expected["dspark_logits"]),
+        judge.near("block confidence", sure, expected["dspark_conf"]),
+        equal,
+        wanted.size,
+    )
+
+
 def draft_levels(expected: Expected) -> list[str]:
     """How the arrays of each draft level begin."""
     names = ["mtp"] if "mtp_logits" in expected else []
@@ -193,7 +230,7 @@ def draft_levels(expected: Expected) -> list[str]:
     return names
 
 
-def _greedy(judge: Judge, trace: Trace, expected: Expected) -> tuple[int, float]:
+def _greedy(judge: Judge, trace: Trace, expected: Expected, slack: Array) -> tuple[int, float]:
     """Tokens equal, and the error of the rows they were taken from."""
     if "greedy" not in expected:
         return 0, 0.0
@@ -204,7 +241,7 @@ def _greedy(judge: Judge, trace: Trace, expected: Expected) -> tuple[int, float]
     if "greedy_logits" not in expected:
         return matched, 0.0
     got = np.stack(trace.greedy_logits)
-    return matched, judge.near("greedy logits", got, expected["greedy_logits"])
+    return matched, judge.near("greedy logits", got, expected["greedy_logits"], slack)
 
 
 def _summary(got: Array, wanted: Array) -> tuple[float, float]:

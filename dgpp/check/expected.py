@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zipfile
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -24,10 +25,14 @@ class Tolerance(msgspec.Struct, frozen=True):
     atol: float
     rtol: float
 
-    def excess(self, got: Array, reference: Array) -> float:
-        """Largest |difference| ÷ allowance; at most 1 passes. NaN counts as infinite."""
+    def excess(self, got: Array, reference: Array, slack: Array | None = None) -> float:
+        """Largest |difference| ÷ allowance; at most 1 passes. NaN counts as infinite. `slack`
+        [rows] is allowed besides."""
         wanted = reference.astype(np.float64)
-        ratio = np.abs(got.astype(np.float64) - wanted) / (self.atol + self.rtol * np.abs(wanted))
+        allowed = self.atol + self.rtol * np.abs(wanted)
+        if slack is not None:
+            allowed = allowed + slack.reshape(-1, *(1,) * (wanted.ndim - 1))
+        ratio = np.abs(got.astype(np.float64) - wanted) / allowed
         return float(np.nan_to_num(ratio, nan=np.inf).max(initial=0.0))
 
 
@@ -59,6 +64,10 @@ NOT_COMPARED = {
     "mm_*": "prompts with images are not served",
 }
 """Arrays that a file may hold though nothing is compared with them, by shell-style names."""
+ROUNDED = "qdq_"
+"""How arrays begin that are of cached rows rounded as a release rounds them."""
+SHARED = ("ids", "router_layers", "selected_layers", "dspark_anchor_pos")
+"""Arrays that those of another beginning are about, too."""
 
 
 class Expected:
@@ -78,13 +87,25 @@ class Expected:
             raise CheckpointError(message)
         self._path = path
         self._read: set[str] = set()
+        self._prefix = ""
+
+    def part(self, prefix: str) -> Expected:
+        """The arrays whose names begin with `prefix`, under their names without it, beside the
+        SHARED ones."""
+        found = copy.copy(self)
+        found._prefix = prefix
+        return found
+
+    def _name(self, name: str) -> str:
+        return name if name in SHARED else self._prefix + name
 
     def __contains__(self, name: str) -> bool:
-        return name in self.arrays
+        return self._name(name) in self.arrays
 
     def __getitem__(self, name: str) -> Array:
-        self._read.add(name)
-        return self.arrays[name]
+        full = self._name(name)
+        self._read.add(full)
+        return self.arrays[full]
 
     def either(self, *names: str) -> Array:
         """The array that has one of `names`. Raises CheckpointError where none has."""
@@ -94,10 +115,12 @@ class Expected:
         raise CheckpointError(f"{self._path}: array {names[0]} is missing")
 
     def unread(self) -> dict[str, str]:
-        """Arrays that nothing asked for, with the reason in NOT_COMPARED, or none."""
+        """Arrays that nothing asked for, with the reason in NOT_COMPARED, or none; of a part those
+        that are its own."""
         return {
             name: next((why for at, why in NOT_COMPARED.items() if fnmatchcase(name, at)), "")
             for name in sorted(self.arrays.keys() - self._read)
+            if name.startswith(ROUNDED) == (self._prefix == ROUNDED)
         }
 
 

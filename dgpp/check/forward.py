@@ -12,7 +12,7 @@ import numpy as np
 
 from dgpp.check.bf16 import Bf16Judge
 from dgpp.check.compare import Run, compare, draft_levels
-from dgpp.check.expected import Array, Expected, Tolerances
+from dgpp.check.expected import ROUNDED, Array, Expected, Tolerances
 from dgpp.check.judge import Float32Judge, Judge
 from dgpp.check.report import ForwardReport
 from dgpp.check.trace import Trace, layer_outputs
@@ -22,6 +22,7 @@ from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.dflash2.config import is_drafter
+from dgpp.models.forms import AS_STORED, ModelForms
 from dgpp.models.plan import MemorySettings, plan_memory
 from dgpp.models.registry import family_of
 from dgpp.net.collective import Collective
@@ -59,10 +60,14 @@ def engine_limits(config: dict[str, object], tokens: int) -> EngineLimits:
 
 
 def _float32_gaps(
-    checkpoint: Checkpoint, expected: Expected, limits: EngineLimits, threads: int
+    checkpoint: Checkpoint,
+    expected: Expected,
+    limits: EngineLimits,
+    threads: int,
+    forms: ModelForms,
 ) -> dict[int, Array]:
     """Per MoE layer, how far float32 holds the last expert chosen from the first left out."""
-    engine = ModelEngine(checkpoint, limits, threads)
+    engine = ModelEngine(checkpoint, limits, threads, forms=forms)
     trace = Trace(engine, expected["ids"], _answer(expected))
     _, taps = layer_outputs(engine, trace, expected["hidden"])
     return {layer: taps.gaps(layer) for layer in taps.moe_layers}
@@ -86,20 +91,23 @@ def run_rank(
     options: CheckOptions,
     rank: int,
     collective: Collective | None,
+    *,
+    forms: ModelForms = AS_STORED,
 ) -> RankRun:
     """One rank's way through the prompt of `expected`, and through its answer."""
     engine = ModelEngine(
         checkpoint,
         limits,
         options.threads,
-        drafts=bool(draft_levels(expected)),
+        drafts=bool(draft_levels(expected)) or "dspark_logits" in expected,
         backend=options.backend,
         device=device_of(rank, options.backend),
         collective=collective,
         embed_sharding=options.embed_sharding,
+        forms=forms,
     )
     chain = len(expected["mtp_chain_ids"]) if "mtp_chain_ids" in expected else 0
-    trace = Trace(engine, expected["ids"], _answer(expected), chain)
+    trace = Trace(engine, expected["ids"], _answer(expected), chain, _anchors(expected))
     trace.run()
     states, taps = list(trace.taps.hidden_states()), trace.taps
     alone = _alone(expected, options, states)
@@ -109,9 +117,22 @@ def run_rank(
     return RankRun(Run(trace, states, taps, alone), engine.backend.name)
 
 
+def _anchors(expected: Expected) -> list[tuple[int, int]]:
+    """Positions behind which blocks are drafted, and the token after each."""
+    if "dspark_logits" not in expected:
+        return []
+    pairs = zip(expected["dspark_anchor_pos"], expected["dspark_next_id"], strict=True)
+    return [(int(position), int(token)) for position, token in pairs]
+
+
 def _alone(expected: Expected, options: CheckOptions, states: list[Array]) -> bool:
-    """Whether each layer is fed the reference's own input."""
-    return options.per_layer and len(states) == len(expected["hidden"])
+    """Whether each layer is fed the reference's own input. Raises ConfigError where that is not
+    told."""
+    if not options.per_layer or len(states) != len(expected["hidden"]):
+        return False
+    if states[0].size != expected["hidden"][0].size:
+        raise ConfigError("--per-layer: `hidden` is the mean of streams, which is no layer's input")
+    return True
 
 
 def _require_served(checkpoint: Checkpoint, expected: Expected, options: CheckOptions) -> None:
@@ -141,6 +162,8 @@ def _disagreements(runs: list[RankRun]) -> list[str]:
         for level, own in enumerate(run.trace.draft_logits):
             other = first.trace.draft_logits[level]
             pairs[f"logits of draft level {level}"] = (np.concatenate(own), np.concatenate(other))
+        for own_block, block in zip(run.trace.blocks, first.trace.blocks, strict=True):
+            pairs[f"block {block.tokens.tolist()}"] = (own_block.logits, block.logits)
         pairs["greedy tokens"] = (np.array(run.trace.greedy), np.array(first.trace.greedy))
         found += [
             f"rank {rank}: {name} not those of rank 0"
@@ -155,19 +178,40 @@ def check_checkpoint(
 ) -> ForwardReport:
     """Run the prompt of `expected` through an engine in chunks, then decode its answer, and compare
     by the rule of `options`; in a world rank 0's values with the reference, the others' with rank
-    0's.
+    0's. Cached rows are as they were computed; where there are values of rounded ones, too, all of
+    it once more with these.
 
     Raises CheckpointError where the rule is bf16 and `tolerances` states no noise, ConfigError for
     options that do not apply.
     """
     _require_served(checkpoint, expected, options)
+    plain = _check(checkpoint, expected, tolerances, options, ModelForms(rounded_rows=False))
+    part = expected.part(ROUNDED)
+    if "logits" not in part:
+        return plain
+    rounded = _check(checkpoint, part, tolerances, options, AS_STORED)
+    failures = tuple(f"rounded rows: {failure}" for failure in rounded.failures)
+    return msgspec.structs.replace(
+        plain,
+        ok=plain.ok and rounded.ok,
+        failures=plain.failures + failures,
+        rounded=rounded,
+    )
+
+
+def _check(
+    checkpoint: Checkpoint,
+    expected: Expected,
+    tolerances: Tolerances,
+    options: CheckOptions,
+    forms: ModelForms,
+) -> ForwardReport:
     answer = _answer(expected)
     limits = engine_limits(checkpoint.config, len(expected["ids"]) + len(answer))
-    runs = run_world(
-        options.world, partial(run_rank, checkpoint, expected, limits, options), options.backend
-    )
+    rank_of = partial(run_rank, checkpoint, expected, limits, options, forms=forms)
+    runs = run_world(options.world, rank_of, options.backend)
     run, backend = runs[0]
-    gaps = partial(_float32_gaps, checkpoint, expected, limits, options.threads)
+    gaps = partial(_float32_gaps, checkpoint, expected, limits, options.threads, forms)
     judge = make_judge(options.rule, tolerances, gaps if run.alone else None)
     judge.failures.extend(_disagreements(runs))
     findings = compare(judge, run, expected)

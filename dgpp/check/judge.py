@@ -29,8 +29,9 @@ class Judge(Protocol):
     failures: list[str]
     flips: list[Flip]
 
-    def near(self, name: str, got: Array, reference: Array) -> float:
-        """Float values; the largest |difference|."""
+    def near(self, name: str, got: Array, reference: Array, slack: Array | None = None) -> float:
+        """Float values; the largest |difference|. `slack` [rows] is what each may be off besides,
+        where float32 is held to tolerances."""
 
     def state(self, name: str, got: Array, reference: Array) -> float:
         """A residual in float32 that errors of all layers before it are in; the largest
@@ -49,7 +50,7 @@ class Judge(Protocol):
     def picks(self, got: Array, wanted: Array, margins: Array) -> int:
         """Greedy tokens [n] and the distance of the reference's two best; how many are equal."""
 
-    def logits(self, got: Array, wanted: Array) -> float:
+    def logits(self, got: Array, wanted: Array, slack: Array | None = None) -> float:
         """Logits [T, V] of the prompt; the largest |difference|."""
 
 
@@ -63,16 +64,23 @@ class Float32Judge:
         self.failures: list[str] = []
         self.flips: list[Flip] = []
 
-    def _near(self, name: str, got: Array, reference: Array, tolerance: Tolerance) -> float:
+    def _near(
+        self,
+        name: str,
+        got: Array,
+        reference: Array,
+        tolerance: Tolerance,
+        slack: Array | None = None,
+    ) -> float:
         if got.shape != reference.shape:
             self.failures.append(f"{name}: shape {got.shape}, expected {reference.shape}")
             return float("inf")
-        if tolerance.excess(got, reference) > 1.0:
+        if tolerance.excess(got, reference, slack) > 1.0:
             self.failures.append(f"{name}: off by up to {max_abs(got, reference):.3g}")
         return max_abs(got, reference)
 
-    def near(self, name: str, got: Array, reference: Array) -> float:
-        return self._near(name, got, reference, self._tolerances.logits)
+    def near(self, name: str, got: Array, reference: Array, slack: Array | None = None) -> float:
+        return self._near(name, got, reference, self._tolerances.logits, slack)
 
     def state(self, name: str, got: Array, reference: Array) -> float:
         return self.near(name, got, reference)
@@ -97,5 +105,5 @@ class Float32Judge:
             self.failures.append(f"greedy: {matched} of {len(wanted)} tokens equal")
         return matched
 
-    def logits(self, got: Array, wanted: Array) -> float:
-        return self.near("logits", got, wanted)
+    def logits(self, got: Array, wanted: Array, slack: Array | None = None) -> float:
+        return self.near("logits", got, wanted, slack)

@@ -24,12 +24,22 @@ class Flip(msgspec.Struct, frozen=True):
     allowed: bool
 
 
+class BlockErrors(msgspec.Struct, frozen=True):
+    """Of blocks drafted at once: errors of logits and of confidences, tokens as the reference's."""
+
+    logits_max_abs: float
+    confidence_max_abs: float
+    equal: int
+    total: int
+
+
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """Errors are largest absolute differences.
 
-    `mtp_max_abs` is None without draft values; `selected_equal` is true without sparse layers.
-    `argmax_agree` is the share of prompt rows with the reference's best token. `not_compared` names
-    the arrays of the expected values that were left out, and why.
+    `mtp_max_abs` is None without values of draft levels, `blocks` without those of blocks;
+    `selected_equal` is true without sparse layers. `argmax_agree` is the share of prompt rows with
+    the reference's best token. `not_compared` names the arrays of the expected values that were
+    left out, and why.
     """
 
     logits_max_abs: float
@@ -45,12 +55,15 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     selected_equal: bool
     mtp_max_abs: float | None
     mtp_router_equal: bool | None
+    blocks: BlockErrors | None
     not_compared: dict[str, str]
 
 
 class ForwardReport(Findings, frozen=True, kw_only=True):
     """`rule` is float32 or bf16; `failures` says in words what is out of tolerance. `flips` are
-    told where each layer is fed the reference's own input."""
+    told where each layer is fed the reference's own input. `rounded` is the same with cached rows
+    rounded as the release rounds them, where there are values of that; what fails there fails here
+    too."""
 
     family: str
     variant: str
@@ -60,3 +73,4 @@ class ForwardReport(Findings, frozen=True, kw_only=True):
     ok: bool
     flips: tuple[Flip, ...] = ()
     failures: tuple[str, ...] = ()
+    rounded: ForwardReport | None = None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dgpp.engine.model_engine import ModelEngine
+from dgpp.models.layers.dspark import DraftedBlock
 from dgpp.models.layers.extended import extended
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.tables import allocate_tables
@@ -77,7 +79,8 @@ class Taps:
 class Trace:
     """One prompt through prefill chunks, then cached decode steps that are fed `answer`, token by
     token: so a pick that differs from it changes nothing after it. `chain` drafts, one from the
-    other, are made after the prompt."""
+    other, are made after the prompt; behind each of `anchors`, a position of the prompt and the
+    token after it, a block at once."""
 
     def __init__(
         self,
@@ -85,9 +88,11 @@ class Trace:
         ids: npt.NDArray[Any],
         answer: npt.NDArray[Any],
         chain: int = 0,
+        anchors: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._engine = engine
-        self._chain = chain
+        self._chain, self._anchors = chain, anchors
+        self.blocks: list[DraftedBlock] = []
         self._ids = ids.astype(np.int32)
         self._answer = answer
         self._steps = len(answer)
@@ -152,6 +157,18 @@ class Trace:
         for level in range(len(model.drafts)):
             self._draft_chunk(level, start, count, hidden)
             hidden = model.drafts[level].hidden
+        for position, token in self._anchors:
+            if start <= position < start + count:
+                self._draft_block(position + 1, token)
+
+    def _draft_block(self, position: int, token: int) -> None:
+        """The block whose first token is known and stands at `position`."""
+        engine, model = self._engine, self._engine.model
+        if model.drafter is not None:
+            ends = (model.embedding, model.head)
+            read = engine.read_logits
+            block = model.drafter.draft(engine.rows, SLOT, position, token, ends, read)
+            self.blocks.append(block)
 
     def _draft_chunk(self, level: int, start: int, count: int, hidden: Tensor) -> None:
         """Level `level` on the chunk's rows: row q from `hidden` of q and token q + 1 + level."""

@@ -24,6 +24,11 @@ def check() -> None:
 def _print_report(report: ForwardReport) -> None:
     where = f"{report.family} {report.variant} on {report.backend}, world {report.world}"
     typer.echo(f"{where}, {report.rule} rule")
+    _print_values(report)
+    _print_end(report)
+
+
+def _print_values(report: ForwardReport) -> None:
     for layer in report.layers:
         name = "embedding" if layer.layer < 0 else f"layer {layer.layer}"
         change = "" if layer.of_change is None else f", {layer.of_change:.4f} of its change"
@@ -40,7 +45,14 @@ def _print_report(report: ForwardReport) -> None:
         typer.echo(f"  flip         layer {flip.layer} row {flip.row}: gap {flip.gap:.3g}, {kept}")
     if report.mtp_max_abs is not None:
         typer.echo(f"  {'draft':<12} max |error| {report.mtp_max_abs:.3g}")
-    _print_end(report)
+    if report.blocks is not None:
+        blocks = report.blocks
+        errors = f"max |error| {blocks.logits_max_abs:.3g}, {blocks.confidence_max_abs:.3g}"
+        typer.echo(f"  {'blocks':<12} {errors} of confidence")
+        typer.echo(f"  {'':<12} {blocks.equal} of {blocks.total} tokens equal")
+    if report.rounded is not None:
+        typer.echo("with rounded cache rows:")
+        _print_values(report.rounded)
 
 
 def _print_end(report: ForwardReport | DrafterReport) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from dgpp.checkpoint.formats import BF16, Format
 from dgpp.models.layers.draft_scores import DraftScores
+from dgpp.models.layers.dspark import DSpark
 from dgpp.models.layers.embedding import Embedding
+from dgpp.models.layers.hyper import Streams
 from dgpp.models.layers.mtp import Layer, MtpLevel
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
@@ -36,16 +37,6 @@ class Ends:
     plus: float = 0.0
 
 
-class Streams(Protocol):
-    """How rows come into a residual of several streams and out of it."""
-
-    def enter(self, ops: Backend, rows: Rows, work: Workspace) -> None:
-        """work.streams = the embedded rows, which stand in work.x."""
-
-    def leave(self, ops: Backend, rows: Rows, work: Workspace) -> None:
-        """work.x = what the final norm takes."""
-
-
 class Decoder(ABC):
     """A forward pass over ragged rows. A family sets `layers`, `drafts`, `state`, `workspace` and
     `rotary` while it is built, and gives its layers their state in `prepare_layers`. One with a
@@ -61,6 +52,8 @@ class Decoder(ABC):
     rotary: int
     """Values of the rotary tables per position."""
     streams: Streams | None = None
+    drafter: DSpark | None = None
+    """What drafts blocks at once, where the family has it and drafts are loaded."""
     _draft_scores: DraftScores | None = None
     tail = 0
     """Tokens at a prompt's end which are all that bounded prefill gives to later layers; 0 where

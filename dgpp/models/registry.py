@@ -18,6 +18,7 @@ from dgpp.models.glm5_next import config as glm5_next_config
 from dgpp.models.glm5_next.model import Glm5NextModel
 from dgpp.models.glm_moe_dsa import config as glm_dsa_config
 from dgpp.models.glm_moe_dsa.model import GlmDsaModel
+from dgpp.models.layers.dspark import DSpark
 from dgpp.models.layers.embedding import Embedding
 from dgpp.models.layers.rope import stretched_context
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
@@ -77,6 +78,10 @@ class Model(Protocol):
 
     def limit_drafts(self, ids: Sequence[int]) -> None:
         """Score only `ids` in drafts; all others are −∞ there. Before `prepare`."""
+
+    @property
+    def drafter(self) -> DSpark | None:
+        """What drafts blocks at once, where it was loaded."""
 
     def prepare(
         self,

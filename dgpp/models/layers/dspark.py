@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dgpp.checkpoint.formats import Format
 from dgpp.models.layers.embedding import Embedding
 from dgpp.models.layers.extended import extended
+from dgpp.models.layers.hyper import Streams
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.shard import Split
 from dgpp.models.sources import Linear, WeightSource
@@ -76,16 +77,6 @@ class Stage(Protocol):
         """Rows of a block, on the residual; they are not kept."""
 
 
-class Collapse(Protocol):
-    """How rows come into the residual and out of it: `decoder.Streams`."""
-
-    def enter(self, ops: Backend, rows: Rows, work: Workspace) -> None:
-        """work.streams = the embedded rows, which stand in work.x."""
-
-    def leave(self, ops: Backend, rows: Rows, work: Workspace) -> None:
-        """work.x = what the output norm takes."""
-
-
 @dataclass(frozen=True, slots=True)
 class DraftedBlock:
     """Tokens [block], the logits that each was taken from [block, V], and how sure the drafter is
@@ -105,7 +96,7 @@ class DSpark:
         shape: DSparkShape,
         names: DSparkNames,
         stages: Sequence[Stage],
-        streams: Collapse,
+        streams: Streams,
         stored: Format,
     ) -> None:
         self.shape = shape

@@ -8,6 +8,7 @@ those of the sublayer before it, the first takes the first stream.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from dgpp.checkpoint.formats import BF16_BARE, Format
 from dgpp.models.layers.extended import extended
@@ -104,6 +105,16 @@ class SinglePassConnection(HyperConnection):
     def collapse(self, ops: Backend, rows: Rows, work: Workspace) -> None:
         """work.x = the streams collapsed by this site's mixes, for what comes after the last."""
         extended(ops).hyper_collapse(rows, work.streams, self._site, work.extra[self._own], work.x)
+
+
+class Streams(Protocol):
+    """How rows come into a residual of several streams and out of it."""
+
+    def enter(self, ops: Backend, rows: Rows, work: Workspace) -> None:
+        """work.streams = the embedded rows, which stand in work.x."""
+
+    def leave(self, ops: Backend, rows: Rows, work: Workspace) -> None:
+        """work.x = what the final norm takes."""
 
 
 class CopiedStreams:
