@@ -59,6 +59,10 @@ class Glm4MoeConfig(msgspec.Struct, frozen=True):
         """Leading dimensions of a head that rotary embedding turns."""
         return int(self.head_dim * self.partial_rotary_factor)
 
+    def dense(self, layer: int) -> bool:
+        """Whether a layer has a plain MLP."""
+        return layer < self.first_k_dense_replace
+
     def format(self, module: str) -> Format:
         """How the checkpoint stores the matrix of `module`."""
         if self.unquantised is None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dgpp.models.glm.layers import feed_forward
+from dgpp.models.glm.shapes import shared_width
 from dgpp.models.glm4_moe.config import Glm4MoeConfig
 from dgpp.models.layers.attention import AttentionShape, GqaAttention
-from dgpp.models.layers.mlp import DenseMlp
-from dgpp.models.layers.moe import MoeShape, RoutedMoe
 from dgpp.models.layers.projections import separate
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
@@ -27,28 +27,11 @@ def attention_shape(config: Glm4MoeConfig) -> AttentionShape:
     )
 
 
-def moe_shape(config: Glm4MoeConfig) -> MoeShape:
-    return MoeShape(
-        hidden=config.hidden_size,
-        experts=config.n_routed_experts,
-        top=config.num_experts_per_tok,
-        intermediate=config.moe_intermediate_size,
-        shared=config.n_shared_experts,
-        normalise=config.norm_topk_prob,
-        scale=config.routed_scaling_factor,
-        eps=config.rms_norm_eps,
-    )
-
-
-def is_dense(config: Glm4MoeConfig, layer: int) -> bool:
-    return layer < config.first_k_dense_replace
-
-
 def workspace_shape(config: Glm4MoeConfig, shard: Shard, *, drafts: bool) -> WorkspaceShape:
     """Widths of a step's activations on one rank."""
     own = attention_shape(config).own(shard)
-    has_moe = not is_dense(config, config.num_hidden_layers - 1) or drafts
-    shared = config.moe_intermediate_size * max(1, config.n_shared_experts) if has_moe else 0
+    has_moe = not config.dense(config.num_hidden_layers - 1) or drafts
+    shared = shared_width(config) if has_moe else 0
     dense = config.intermediate_size if config.first_k_dense_replace else 0
     return WorkspaceShape(
         hidden=config.hidden_size,
@@ -73,18 +56,7 @@ class Glm4MoeLayer:
         # Scales of a quantised cache, which the full-precision cache has no use for.
         source.ignore(f"{name}.k_proj.k_scale")
         source.ignore(f"{name}.v_proj.v_scale")
-        if is_dense(config, layer):
-            self._mlp: DenseMlp | RoutedMoe = DenseMlp(
-                source,
-                prefix,
-                config.hidden_size,
-                config.intermediate_size,
-                config.rms_norm_eps,
-                config.format(f"{prefix}.mlp.gate_proj"),
-            )
-        else:
-            stored = config.format(f"{prefix}.mlp.experts.0.gate_proj")
-            self._mlp = RoutedMoe(source, prefix, layer, moe_shape(config), stored)
+        self._mlp = feed_forward(config, source, prefix, layer)
 
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
         self.attention.forward(ops, rows, work)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from dgpp.models.decoder import Decoder, Ends
+from dgpp.models.glm.layers import stack
 from dgpp.models.glm4_moe.config import Glm4MoeConfig
-from dgpp.models.glm4_moe.draft import draft_level
 from dgpp.models.glm4_moe.layer import Glm4MoeLayer, attention_shape, workspace_shape
 from dgpp.models.layers.rope import rotary_angles
 from dgpp.models.sources import WeightSource
@@ -29,17 +31,9 @@ class Glm4MoeModel(Decoder):
         if config.tie_word_embeddings:
             source.ignore("lm_head.weight")
         self._config = config
-        first = config.num_hidden_layers
-        layers = [Glm4MoeLayer(config, source, layer) for layer in range(first)]
-        extra = source if drafts else source.unloaded()
-        levels = range(first, first + config.num_nextn_predict_layers)
-        draft_layers = [Glm4MoeLayer(config, extra, layer) for layer in levels]
-        built = [
-            draft_level(config, extra, layer, held)
-            for layer, held in zip(levels, draft_layers, strict=True)
-        ]
-        self.layers, self.drafts = layers, built if drafts else []
-        self._all = [*layers, *(draft_layers if drafts else [])]
+        self.layers, self.drafts, self._all = stack(
+            config, source, "model.layers", partial(Glm4MoeLayer, config), drafts=drafts
+        )
         own = attention_shape(config).own(source.shard)
         self.state = StateDeclaration(
             tuple(own.plane(f"layer {layer}") for layer in range(len(self._all)))

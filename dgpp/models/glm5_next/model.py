@@ -7,16 +7,17 @@ mean. No layer rotates by positions.
 
 from __future__ import annotations
 
+from functools import partial
+
 from dgpp.checkpoint.formats import BF16_BARE
 from dgpp.models.decoder import Decoder, Ends
+from dgpp.models.glm.layers import feed_forward, stack
+from dgpp.models.glm.shapes import indexer_shape, mla_shape, shared_width
 from dgpp.models.glm5_next.config import Glm5NextConfig
-from dgpp.models.glm5_next.draft import draft_level
 from dgpp.models.layers.hyper import HyperConnection, HyperShape, MeanStreams
 from dgpp.models.layers.indexer import IndexerShape, PoolIndexer
 from dgpp.models.layers.kda import KdaShape, KimiDelta
 from dgpp.models.layers.mla import MlaAttention, MlaShape
-from dgpp.models.layers.mlp import DenseMlp
-from dgpp.models.layers.moe import MoeShape, RoutedMoe
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
 from dgpp.models.shard import Shard
@@ -40,30 +41,12 @@ def kda_shape(config: Glm5NextConfig) -> KdaShape:
     )
 
 
-def mla_shape(config: Glm5NextConfig) -> MlaShape:
-    return MlaShape(
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        q_rank=config.q_lora_rank,
-        kv_rank=config.kv_lora_rank,
-        nope=config.qk_nope_head_dim,
-        rope=0,
-        values=config.v_head_dim,
-        eps=config.rms_norm_eps,
-        rank_eps=config.rms_norm_eps,
-    )
+def attention_shape(config: Glm5NextConfig) -> MlaShape:
+    return mla_shape(config, 0, config.rms_norm_eps)
 
 
-def indexer_shape(config: Glm5NextConfig) -> IndexerShape:
-    return IndexerShape(
-        hidden=config.hidden_size,
-        rank=config.q_lora_rank,
-        heads=config.index_n_heads,
-        dim=config.index_head_dim,
-        rotated=0,
-        top=config.index_topk,
-        every=config.index_kpool,
-    )
+def index_shape(config: Glm5NextConfig) -> IndexerShape:
+    return indexer_shape(config, 0, config.index_kpool)
 
 
 def hyper_shape(config: Glm5NextConfig) -> HyperShape:
@@ -76,29 +59,14 @@ def hyper_shape(config: Glm5NextConfig) -> HyperShape:
     )
 
 
-def moe_shape(config: Glm5NextConfig) -> MoeShape:
-    return MoeShape(
-        hidden=config.hidden_size,
-        experts=config.n_routed_experts,
-        top=config.num_experts_per_tok,
-        intermediate=config.moe_intermediate_size,
-        shared=config.n_shared_experts,
-        normalise=config.norm_topk_prob,
-        scale=config.routed_scaling_factor,
-        eps=config.rms_norm_eps,
-        limit=config.swiglu_limit,
-    )
-
-
 def workspace_shape(config: Glm5NextConfig, shard: Shard) -> WorkspaceShape:
     """Widths of a step's activations on one rank."""
-    mla, kda = mla_shape(config).own(shard), kda_shape(config).own(shard)
-    indexer = indexer_shape(config)
-    shared = config.moe_intermediate_size * max(1, config.n_shared_experts)
+    mla, kda = attention_shape(config).own(shard), kda_shape(config).own(shard)
+    indexer = index_shape(config)
     return WorkspaceShape(
         hidden=config.hidden_size,
         attended=max(mla.heads * mla.values, kda.width),
-        intermediate=max(config.intermediate_size, shared) // shard.world,
+        intermediate=max(config.intermediate_size, shared_width(config)) // shard.world,
         partial=config.hidden_size if shard.world > 1 else 0,
         experts_per_token=config.num_experts_per_tok,
         selected=indexer.selected,
@@ -109,11 +77,9 @@ def workspace_shape(config: Glm5NextConfig, shard: Shard) -> WorkspaceShape:
 
 class Glm5NextLayer:
     """A mixer and an MLP. Layers of the backbone have a connection to the streams around each; a
-    draft layer adds to one residual."""
+    draft layer, behind them, adds to one residual."""
 
-    def __init__(
-        self, config: Glm5NextConfig, source: WeightSource, index: int, *, draft: bool = False
-    ) -> None:
+    def __init__(self, config: Glm5NextConfig, source: WeightSource, index: int) -> None:
         prefix = f"{PREFIX}.layers.{index}"
         name, norm = f"{prefix}.self_attn", f"{prefix}.input_layernorm"
         self._index = index
@@ -125,30 +91,18 @@ class Glm5NextLayer:
                 config.hidden_size,
                 BF16_BARE,
             )
-            indexer = PoolIndexer(source, f"{name}.indexer", indexer_shape(config), gate)
-            shape = mla_shape(config)
+            indexer = PoolIndexer(source, f"{name}.indexer", index_shape(config), gate)
+            shape = attention_shape(config)
             self.mixer = MlaAttention(source, name, norm, shape, config.format, indexer)
         else:
             self.mixer = KimiDelta(source, name, norm, kda_shape(config))
-        self._mlp = self._build_mlp(config, source, prefix)
+        self._mlp = feed_forward(config, source, prefix, index, config.swiglu_limit)
         self._sites: list[HyperConnection] = []
-        if not draft:
+        if index < config.num_hidden_layers:
             self._sites = [
                 HyperConnection(source, f"{prefix}.hc_{site}", hyper_shape(config))
                 for site in ("attn", "ffn")
             ]
-
-    def _build_mlp(
-        self, config: Glm5NextConfig, source: WeightSource, prefix: str
-    ) -> DenseMlp | RoutedMoe:
-        mlp, index = f"{prefix}.mlp", self._index
-        if config.dense(index):
-            sizes = (config.hidden_size, config.intermediate_size, config.rms_norm_eps)
-            stored = config.format(f"{mlp}.gate_proj")
-            return DenseMlp(source, prefix, *sizes, stored, limit=config.swiglu_limit)
-        stored = config.format(f"{mlp}.experts.0.gate_proj")
-        shared = config.format(f"{mlp}.shared_experts.gate_proj")
-        return RoutedMoe(source, prefix, index, moe_shape(config), stored, shared)
 
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
         for place, site in enumerate(self._sites or [None, None]):
@@ -185,17 +139,9 @@ class Glm5NextModel(Decoder):
         super().__init__(source, ends)
         self._config = config
         source.ignore("model.visual.*")
-        first = config.num_hidden_layers
-        layers = [Glm5NextLayer(config, source, index) for index in range(first)]
-        extra = source if drafts else source.unloaded()
-        levels = range(first, first + config.num_nextn_predict_layers)
-        draft_layers = [Glm5NextLayer(config, extra, index, draft=True) for index in levels]
-        built = [
-            draft_level(config, extra, index, layer)
-            for index, layer in zip(levels, draft_layers, strict=True)
-        ]
-        self.layers, self.drafts = layers, built if drafts else []
-        self._all = [*layers, *(draft_layers if drafts else [])]
+        self.layers, self.drafts, self._all = stack(
+            config, source, f"{PREFIX}.layers", partial(Glm5NextLayer, config), drafts=drafts
+        )
         self.state = self._state(source.shard)
         self.workspace = workspace_shape(config, source.shard)
         self.streams = MeanStreams(hyper_shape(config))
@@ -207,7 +153,7 @@ class Glm5NextModel(Decoder):
         paged: list[PagedRows] = []
         rings: list[Ring] = []
         fixed: list[FixedState] = []
-        mla, indexer = mla_shape(self._config), indexer_shape(self._config)
+        mla, indexer = attention_shape(self._config), index_shape(self._config)
         delta = kda_shape(self._config).own(shard)
         for index, layer in enumerate(self._all):
             name = f"layer {index}"

@@ -6,13 +6,14 @@ indexer; shared layers attend to what the last full one selected.
 
 from __future__ import annotations
 
+from functools import partial
+
 from dgpp.models.decoder import Decoder, Ends
+from dgpp.models.glm.layers import feed_forward, stack
+from dgpp.models.glm.shapes import indexer_shape, mla_shape, shared_width
 from dgpp.models.glm_moe_dsa.config import RANK_EPS, GlmDsaConfig
-from dgpp.models.glm_moe_dsa.draft import draft_level
 from dgpp.models.layers.indexer import IndexerShape, TokenIndexer
 from dgpp.models.layers.mla import MlaAttention, MlaShape
-from dgpp.models.layers.mlp import DenseMlp
-from dgpp.models.layers.moe import MoeShape, RoutedMoe
 from dgpp.models.layers.rope import rotary_angles
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
@@ -23,56 +24,25 @@ from dgpp.state.pools import StatePools
 from kernels_numba.backend import Backend, Rows
 
 
-def mla_shape(config: GlmDsaConfig) -> MlaShape:
-    return MlaShape(
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        q_rank=config.q_lora_rank,
-        kv_rank=config.kv_lora_rank,
-        nope=config.qk_nope_head_dim,
-        rope=config.qk_rope_head_dim,
-        values=config.v_head_dim,
-        eps=config.rms_norm_eps,
-        rank_eps=RANK_EPS,
-    )
+def attention_shape(config: GlmDsaConfig) -> MlaShape:
+    return mla_shape(config, config.qk_rope_head_dim, RANK_EPS)
 
 
-def indexer_shape(config: GlmDsaConfig) -> IndexerShape:
-    return IndexerShape(
-        hidden=config.hidden_size,
-        rank=config.q_lora_rank,
-        heads=config.index_n_heads,
-        dim=config.index_head_dim,
-        rotated=config.qk_rope_head_dim,
-        top=config.index_topk,
-    )
-
-
-def moe_shape(config: GlmDsaConfig) -> MoeShape:
-    return MoeShape(
-        hidden=config.hidden_size,
-        experts=config.n_routed_experts,
-        top=config.num_experts_per_tok,
-        intermediate=config.moe_intermediate_size,
-        shared=config.n_shared_experts,
-        normalise=config.norm_topk_prob,
-        scale=config.routed_scaling_factor,
-        eps=config.rms_norm_eps,
-    )
+def index_shape(config: GlmDsaConfig) -> IndexerShape:
+    return indexer_shape(config, config.qk_rope_head_dim)
 
 
 def workspace_shape(config: GlmDsaConfig, shard: Shard) -> WorkspaceShape:
     """Widths of a step's activations on one rank."""
-    own = mla_shape(config).own(shard)
-    shared = config.moe_intermediate_size * max(1, config.n_shared_experts)
+    own = attention_shape(config).own(shard)
     return WorkspaceShape(
         hidden=config.hidden_size,
         attended=own.heads * own.values,
-        intermediate=max(config.intermediate_size, shared) // shard.world,
+        intermediate=max(config.intermediate_size, shared_width(config)) // shard.world,
         partial=config.hidden_size if shard.world > 1 else 0,
         experts_per_token=config.num_experts_per_tok,
         selected=config.index_topk,
-        extra=(*own.rows, *indexer_shape(config).rows),
+        extra=(*own.rows, *index_shape(config).rows),
     )
 
 
@@ -85,18 +55,10 @@ class GlmDsaLayer:
         self._index = index
         indexer = None
         if config.selects(index):
-            indexer = TokenIndexer(source, f"{name}.indexer", indexer_shape(config))
-        shape, norm = mla_shape(config), f"{prefix}.input_layernorm"
+            indexer = TokenIndexer(source, f"{name}.indexer", index_shape(config))
+        shape, norm = attention_shape(config), f"{prefix}.input_layernorm"
         self.attention = MlaAttention(source, name, norm, shape, config.format, indexer)
-        mlp = f"{prefix}.mlp"
-        self._mlp: DenseMlp | RoutedMoe
-        if config.dense(index):
-            sizes = (config.hidden_size, config.intermediate_size, config.rms_norm_eps)
-            self._mlp = DenseMlp(source, prefix, *sizes, config.format(f"{mlp}.gate_proj"))
-            return
-        stored = config.format(f"{mlp}.experts.0.gate_proj")
-        shared = config.format(f"{mlp}.shared_experts.gate_proj")
-        self._mlp = RoutedMoe(source, prefix, index, moe_shape(config), stored, shared)
+        self._mlp = feed_forward(config, source, prefix, index)
 
     def forward(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
         self.attention.forward(rows, work, work.selection)
@@ -117,17 +79,9 @@ class GlmDsaModel(Decoder):
         )
         super().__init__(source, ends)
         self._config = config
-        first = config.num_hidden_layers
-        layers = [GlmDsaLayer(config, source, index) for index in range(first)]
-        extra = source if drafts else source.unloaded()
-        levels = range(first, first + config.num_nextn_predict_layers)
-        draft_layers = [GlmDsaLayer(config, extra, index) for index in levels]
-        built = [
-            draft_level(config, extra, index, layer)
-            for index, layer in zip(levels, draft_layers, strict=True)
-        ]
-        self.layers, self.drafts = layers, built if drafts else []
-        self._all = [*layers, *(draft_layers if drafts else [])]
+        self.layers, self.drafts, self._all = stack(
+            config, source, "model.layers", partial(GlmDsaLayer, config), drafts=drafts
+        )
         self.state = StateDeclaration(planes=(), paged=self._paged())
         self.workspace = workspace_shape(config, source.shard)
         self.rotary = config.qk_rope_head_dim
@@ -135,7 +89,7 @@ class GlmDsaModel(Decoder):
     def _paged(self) -> tuple[PagedRows, ...]:
         """Per layer its latents, and where it selects its index keys, whole on every rank."""
         rows = []
-        mla, indexer = mla_shape(self._config), indexer_shape(self._config)
+        mla, indexer = attention_shape(self._config), index_shape(self._config)
         for index, layer in enumerate(self._all):
             rows.append(mla.latents(f"layer {index}"))
             if layer.attention.indexer is not None:

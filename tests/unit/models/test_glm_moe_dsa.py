@@ -64,7 +64,7 @@ def test_sizes_and_formats_are_read_from_the_file() -> None:
         ("indexer_types", ["full"], "indexer_types is not 7 of"),
         ("indexer_types", ["shared"] + ["full"] * 6, "begins with a layer that shares"),
         ("first_k_dense_replace", 2, "first_k_dense_replace is 2"),
-        ("qk_head_dim", 32, "qk_head_dim is 32, not its parts' sum"),
+        ("qk_head_dim", 32, "qk_head_dim is 32, its parts are 24"),
         ("kv_lora_rank", 40, "kv_lora_rank is 40, not a multiple of 16"),
         ("qk_rope_head_dim", 18, "qk_rope_head_dim turns 18 of 16"),
         ("sliding_window", 4, "sliding_window is not known for glm_moe_dsa"),
