@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp import web
 
 from dgpp.serve.errors import ApiError, too_large
 from dgpp.serve.limits import BODY_BYTES_PER_SECOND, BODY_SECONDS, HEAD_BYTES
@@ -45,11 +45,7 @@ def declared_length(request: web.BaseRequest) -> int:
 
 
 def check_head(request: web.BaseRequest) -> None:
-    """Raises ApiError 431 for a head over its limit that came in one piece, 505 for a version of
-    HTTP other than 1.0 and 1.1."""
-    if request.version not in (HttpVersion10, HttpVersion11):
-        major, minor = request.version
-        raise ApiError(505, f"HTTP/{major}.{minor} is not served, only 1.0 and 1.1")
+    """Raises ApiError 431 for a head over its limit that came in one piece."""
     size = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
     if size + len(request.raw_path) > HEAD_BYTES:
         raise ApiError(431, f"The request head is over the limit of {HEAD_BYTES} bytes")

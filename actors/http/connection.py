@@ -11,12 +11,12 @@ that is text still being generated: whoever goes away looks the same, and must n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http_exceptions import LineTooLong
 
 from actors.http.tail import Tail
@@ -44,7 +44,7 @@ class Connection(web.RequestHandler):
         if len(self._listener.connections) > self._listener.max_connections:
             self._listener.refused()
             limit = f"max_connections is {self._listener.max_connections}"
-            self._answer_and_close(overloaded(f"Too many connections: {limit}"))
+            self.answer_and_close(overloaded(f"Too many connections: {limit}"))
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._disarm()
@@ -121,7 +121,7 @@ class Connection(web.RequestHandler):
     def _watch_head(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > HEAD_BYTES and self._waits():
-            self._answer_and_close(
+            self.answer_and_close(
                 ApiError(431, f"The request head is over the limit of {HEAD_BYTES} bytes")
             )
         elif self._head_timer is None:
@@ -133,7 +133,7 @@ class Connection(web.RequestHandler):
             # An answer is on its way; the head behind it gets as much time again.
             self._watch_head(0)
             return
-        self._answer_and_close(
+        self.answer_and_close(
             ApiError(408, f"The request head took longer than {HEAD_SECONDS} seconds")
         )
 
@@ -143,7 +143,8 @@ class Connection(web.RequestHandler):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _answer_and_close(self, error: ApiError) -> None:
+    def answer_and_close(self, error: ApiError) -> None:
+        """Answer beside any request, and close the connection."""
         if (transport := self.transport) is not None and not transport.is_closing():
             transport.write(raw_answer(error))
         self._disarm()
@@ -156,16 +157,26 @@ class Listener(web.Server):
 
     def __init__(
         self,
-        handler: Any,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         *,
         max_connections: int,
         refused: Callable[[], None],
         accepting: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(handler, handler_cancellation=True)
+        super().__init__(self._handle, handler_cancellation=True)
+        self._handler = handler
         self.max_connections = max_connections
         self.refused = refused
         self.accepting = accepting
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.version not in (HttpVersion10, HttpVersion11):
+            # A response would begin with the version that the request named.
+            major, minor = request.version
+            message = f"HTTP/{major}.{minor} is not served, only 1.0 and 1.1"
+            connection_of(request).answer_and_close(ApiError(505, message))
+            return web.Response(status=505)  # which finds the connection closed
+        return await self._handler(request)
 
     def __call__(self) -> Connection:
         self.accepting()
@@ -180,6 +191,13 @@ class Listener(web.Server):
             auto_decompress=False,
             lingering_time=2.0,
         )
+
+
+def connection_of(request: web.BaseRequest) -> Connection:
+    """The connection that `request` came on."""
+    found = request.protocol
+    assert isinstance(found, Connection)
+    return found
 
 
 def raw_answer(error: ApiError) -> bytes:
@@ -199,4 +217,5 @@ _REASONS = {
     408: "Request Timeout",
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
+    505: "HTTP Version Not Supported",
 }

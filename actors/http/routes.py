@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 
 from actors.http.body import check_head, declared_length, read_body
-from actors.http.connection import REQUEST_ID, Connection
+from actors.http.connection import REQUEST_ID, connection_of
 from actors.http.flight import Flight, random_letters
 from actors.http.gate import Gate
 from actors.http.sse import Events
@@ -167,7 +167,7 @@ class Routes:
         self._desk.admit()
         generation = await self._parse(request, kind, FRONTS[kind].parse)
         answer = self._stream if generation.stream else self._whole
-        with connection(request).generating():
+        with connection_of(request).generating():
             return await answer(request, generation)
 
     async def _parse(
@@ -266,13 +266,6 @@ class Routes:
     async def _prometheus(self, request: web.BaseRequest) -> web.StreamResponse:
         text = prometheus_text(self._desk.metrics(), self._desk.model.id)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
-
-
-def connection(request: web.BaseRequest) -> Connection:
-    """The connection that `request` came on."""
-    found = request.protocol
-    assert isinstance(found, Connection)
-    return found
 
 
 def _json(body: dict[str, Any], status: int = 200) -> web.Response:

@@ -153,9 +153,11 @@ def test_an_http_1_0_client_streams_until_the_end_of_its_connection(server):
     assert events.endswith(b"data: [DONE]\n\n")
 
 
-def test_other_versions_of_http_are_refused(server):
-    got = raw(server, b"GET /health HTTP/2.0\r\nHost: localhost\r\n\r\n")
-    assert got[9:12] in (b"505", b"400")
+@pytest.mark.parametrize("line", [b"GET /health HTTP/2.0", b"GET /health HTTP/0.9", b"GET /health"])
+def test_other_versions_of_http_are_refused_in_one_that_is_spoken(server, line):
+    got = raw(server, line + b"\r\nHost: localhost\r\n\r\n")
+    assert got.startswith(b"HTTP/1.1 505 ")
+    assert b"only 1.0 and 1.1" in got
 
 
 @pytest.mark.long
