@@ -426,6 +426,10 @@ def main() -> int:
         server = start(Path(folder), port)
         try:
             return _run(server.pid, asked.count, asked.seed, port, Path(folder))
+        except OSError as error:
+            log = (Path(folder) / "server.log").read_text(errors="replace")
+            print(f"the server is gone ({error}), status {server.poll()}\n{log[-3000:]}")
+            return 1
         finally:
             server.terminate()
             print("exit status", server.wait(60))

@@ -242,7 +242,12 @@ class HttpActor(Role):
             if flight is None:
                 continue
             stamp = b": committed %d\n" % message.committed_ns if flight.stamped else b""
-            flight.deliver(delta, stamp)
+            try:
+                flight.deliver(delta, stamp)
+            except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+                # A fault of ours, but of one answer: the others are served on.
+                _log.exception("answer %s cannot be worded", delta.id)
+                flight.refuse(ApiError(500, "Internal error"))
 
     def _refused(self, message: Refused) -> None:
         flight = self._flights.get(message.id)

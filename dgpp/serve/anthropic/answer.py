@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
 
-import orjson
-
 from dgpp.serve.accounting import Accounting
+from dgpp.serve.encode import encode
 from dgpp.serve.errors import ApiError
+from dgpp.serve.jsonsafe import parse_object
 from dgpp.serve.request import GenerationRequest
 from dgpp.text.delta import ArgumentsPart, CallPart, Delta, Part, ReasoningPart, TextPart
 
@@ -38,7 +37,7 @@ def error_events(error: ApiError) -> bytes:
 
 def event(name: str, data: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + encode(data) + b"\n\n"
 
 
 def usage(account: Accounting) -> dict[str, int]:
@@ -85,7 +84,7 @@ class WholeMessage:
 
     def json(self) -> bytes:
         """The body of the answer."""
-        return orjson.dumps(self.object())
+        return encode(self.object())
 
     def object(self) -> dict[str, Any]:
         return {
@@ -189,8 +188,9 @@ def _block(part: Part, text: str) -> dict[str, Any]:
 
 
 def _input(text: str) -> Any:
-    """The arguments as an object; of a call that was cut off, what is whole is not known."""
+    """The arguments as an object, within the bounds of what is read from a client; of a call that
+    was cut off, what is whole is not known."""
     try:
-        return json.loads(text) if text else {}
-    except ValueError:
+        return parse_object(text.encode()) if text else {}
+    except ApiError:
         return {}

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from dgpp.serve.accounting import Accounting
+from dgpp.serve.encode import encode
 from dgpp.serve.errors import ApiError
 from dgpp.serve.request import GenerationRequest
 from dgpp.text.delta import ArgumentsPart, CallPart, Delta, Part, ReasoningPart, TextPart
@@ -152,7 +153,7 @@ class Response:
     def _event(self, kind: str, **data: Any) -> bytes:
         number = self._sequence
         self._sequence += 1
-        body = orjson.dumps({"type": kind, "sequence_number": number, **data})
+        body = encode({"type": kind, "sequence_number": number, **data})
         return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
 
     def _usage(self) -> dict[str, Any]:
@@ -191,7 +192,7 @@ class WholeResponse:
         self._response.grow(delta)
 
     def json(self) -> bytes:
-        return orjson.dumps(self._response.object())
+        return encode(self._response.object())
 
 
 def error_events(error: ApiError) -> bytes:
