@@ -23,7 +23,7 @@ from dgpp.engine.model_engine import ModelEngine
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.dflash2.config import is_drafter
 from dgpp.models.forms import AS_STORED, ModelForms
-from dgpp.models.plan import MemorySettings, plan_memory
+from dgpp.models.plan import BLOCK_TOKENS, MemorySettings, plan_memory
 from dgpp.models.registry import family_of
 from dgpp.net.collective import Collective
 
@@ -54,8 +54,10 @@ def engine_limits(config: dict[str, object], tokens: int) -> EngineLimits:
             f"the expected values need {tokens} positions, the model has {limits.position_ceiling}"
         )
         raise CheckpointError(message)
+    # Rows of more tokens than a chunk has need blocks that hold them.
+    block = CHUNK if limits.block_tokens == BLOCK_TOKENS else limits.block_tokens
     return msgspec.structs.replace(
-        limits, block_tokens=CHUNK, blocks=blocks, chunk_align=CHUNK, chunk_limit=CHUNK
+        limits, block_tokens=block, blocks=blocks, chunk_align=CHUNK, chunk_limit=CHUNK
     )
 
 

@@ -135,24 +135,25 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     if settings.drafts and forms.draft_vocab:
         table = source.items.get("head") or source.items["embedding"]
         drafted = _draft_head(parsed, forms, shard, table / len(model.vocabulary))
-    blocks = -(-settings.kv_capacity // BLOCK_TOKENS)
-    ceiling = min(parsed.max_position_embeddings, blocks * BLOCK_TOKENS)
+    block_tokens = model.state.block_tokens(BLOCK_TOKENS)
+    blocks = -(-settings.kv_capacity // block_tokens)
+    ceiling = min(parsed.max_position_embeddings, blocks * block_tokens)
     if settings.max_positions:
         ceiling = min(ceiling, settings.max_positions)
     cuda = settings.backend == "cuda"
     model.state.require_kv_dtype(forms.kv_dtype, family.name)
     plain = CUDA_CACHE if cuda else CPU_CACHE
     form = msgspec.structs.replace(plain, kv_dtype=forms.kv_dtype)
-    block_bytes = model.state.block_bytes(form, BLOCK_TOKENS)
+    block_bytes = model.state.block_bytes(form, block_tokens)
     snapshot_bytes = model.state.snapshot_bytes(form)
     snapshots = prefix_snapshots(settings.prefix_cache_gib, snapshot_bytes)
-    longest = -(-ceiling // BLOCK_TOKENS)
+    longest = -(-ceiling // block_tokens)
     cold = cold_room(settings.cold_gib if snapshots else 0, block_bytes, snapshot_bytes, longest)
     limits = EngineLimits(
         slots=settings.slots,
         vocab_size=parsed.vocab_size,
         position_ceiling=ceiling,
-        block_tokens=BLOCK_TOKENS,
+        block_tokens=block_tokens,
         blocks=blocks,
         chunk_align=CHUNK_ALIGN,
         chunk_limit=_chunk_limit(settings),
@@ -196,7 +197,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     return MemoryPlan(
         tuple(items),
         limits,
-        -(-block_bytes // BLOCK_TOKENS),
+        -(-block_bytes // block_tokens),
         snapshot_bytes,
         _work(family, parsed, shard, tables, forms),
         tuple(notes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 
 import msgspec
 
@@ -161,6 +162,10 @@ class StateDeclaration(msgspec.Struct, frozen=True):
                 f"engine.kv_dtype: {kv_dtype} does not apply to {model}, whose context is kept in "
                 + " or ".join(self.kv_dtypes)
             )
+
+    def block_tokens(self, least: int) -> int:
+        """Tokens of a block of whole rows: `least`, or the next multiple of it that holds some."""
+        return math.lcm(least, *(rows.every for rows in self.paged))
 
     def block_bytes(self, form: CacheForm, block_tokens: int) -> int:
         """Bytes of one block over all layers."""

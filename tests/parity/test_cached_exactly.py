@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from reference_fixtures import fixture_directory
 from serving_loop import Answer, Loop
 from toy_family import CONFIG, FAMILY
 
@@ -20,8 +19,13 @@ from dgpp.models.forms import ModelForms
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.request import Submit, pack_ids
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-VOCAB = {"toy": 128, "glm-4.7-bf16": 512, "mimo-bf16": 512}
+V4 = "deepseek-v4-flash-mxfp4-fp8"
+VOCAB = {
+    V4: 512,
+    "toy": 128,
+    "glm-4.7-bf16": 512,
+    "mimo-bf16": 512,
+}
 PACKED = {"mimo-bf16": "fp8"}
 """How these keep cached context; the others as floats."""
 LIMITS = EngineLimits(
@@ -39,17 +43,15 @@ GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0)
 
 
-@pytest.fixture(scope="module", params=sorted(VOCAB))
-def make(request, backend_name):
+def engines_of(name, backend_name):
     """make(**changes): an engine of the family with LIMITS but for `changes`."""
-    name = request.param
     if name == "toy":
         if backend_name != "cpu":
             pytest.skip("the toy family computes with NumPy")
         registry.FAMILIES["toy"] = FAMILY
         source = DummyModel(CONFIG)
     else:
-        source = Checkpoint(FIXTURES / name)
+        source = Checkpoint(fixture_directory(name))
     packed = PACKED.get(name, "bf16") if backend_name == "cpu" else "bf16"
     forms = ModelForms(kv_dtype=packed)
     probe = ModelEngine(
@@ -72,7 +74,22 @@ def make(request, backend_name):
             )
         return engines[key]
 
-    yield engine
+    return engine
+
+
+# The whole of it takes one family most of a minute, which has a shorter test below.
+LONG = (V4,)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.long] if name in LONG else [])
+        for name in sorted(VOCAB)
+    ],
+)
+def make(request, backend_name):
+    yield engines_of(request.param, backend_name)
     registry.FAMILIES.pop("toy", None)
 
 
@@ -165,6 +182,24 @@ def test_cuts_inside_blocks(make):
         (got,) = loop.serve(named)
         same(got, *cold(make, submit))
     assert loop.scheduler.statistics().cache.counters.hits >= 2
+
+
+def test_windows_and_entries_of_several_tokens(backend_name):
+    """Cuts inside a window, a group of either ratio and a block, and rows that decode wrote."""
+    if backend_name != "cpu":
+        pytest.skip(f"the CUDA backend does not compute {V4}")
+    make = engines_of(V4, backend_name)
+    loop = Loop(make(chunk_align=1, block_tokens=16), prefill_budget_tokens=16)
+    first = ask("a", text(1, 39), 8, marks=(22, 37))
+    (answer,) = loop.serve(first)
+    turn = [*text(1, 39), *answer.tokens, *text(2, 9)]
+    submits = [ask("b", turn, 3), ask("c", [*text(1, 30), *text(3, 20)], 3), ask("d", turn, 3)]
+    cached = []
+    for submit, wanted in zip(submits, cold(make, *submits), strict=True):
+        (got,) = loop.serve(submit)
+        same(got, wanted)
+        cached.append(got.cached)
+    assert cached == [46, 22, 55]
 
 
 TURN = st.tuples(

@@ -102,3 +102,10 @@ def test_a_snapshot_outlives_its_slot(pools):
 def test_rows_that_a_block_would_cut_are_refused(pools):
     with pytest.raises(ValueError, match="cut rows of 3"):
         pools(StateDeclaration((), paged=(PagedRows("keys", 8, every=3),)))
+
+
+def test_blocks_hold_whole_rows():
+    assert DECLARATION.block_tokens(64) == 64
+    rows = (PagedRows("a", 8, every=4), PagedRows("b", 8, every=128), PagedRows("c", 8, every=6))
+    assert StateDeclaration((), rows).block_tokens(64) == 384
+    assert StateDeclaration(()).block_tokens(64) == 64

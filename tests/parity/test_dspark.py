@@ -1,0 +1,67 @@
+"""Blocks drafted at once depend on what was read, not on how, where or beside whom; and cost the
+target nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from reference_fixtures import fixture_directory
+from test_exactness import LIMITS, VOCAB, Driver
+
+from dgpp.checkpoint.checkpoint import Checkpoint
+from dgpp.engine.model_engine import ModelEngine
+from dgpp.models.layers.dspark import DraftedBlock
+from dgpp.sched.plan import DecodeRow, Plan, PrefillChunk
+
+# The first test may have to compile every kernel.
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def engine() -> ModelEngine:
+    checkpoint = Checkpoint(fixture_directory("deepseek-v4-flash-mxfp4-fp8"))
+    return ModelEngine(checkpoint, LIMITS, 2, drafts=True)
+
+
+def draft(engine: ModelEngine, slot: int, position: int, token: int) -> DraftedBlock:
+    model = engine.model
+    assert model.drafter is not None
+    ends = (model.embedding, model.head)
+    return model.drafter.draft(engine.rows, slot, position, token, ends, engine.read_logits)
+
+
+def same(got: DraftedBlock, wanted: DraftedBlock) -> None:
+    np.testing.assert_array_equal(got.tokens, wanted.tokens)
+    np.testing.assert_array_equal(got.logits, wanted.logits)
+    np.testing.assert_array_equal(got.confidence, wanted.confidence)
+
+
+def test_a_block_is_the_same_however_its_context_was_read(engine: ModelEngine) -> None:
+    rng = np.random.default_rng(11)
+    prompt, other = rng.integers(0, VOCAB, 70), rng.integers(0, VOCAB, 41)
+    driver = Driver(engine, 1)
+    driver.read(3, prompt, len(prompt))
+    wanted = draft(engine, 3, len(prompt), 9)
+    assert len(set(wanted.tokens.tolist())) > 1
+    driver.read(7, prompt, 16)
+    same(draft(engine, 7, len(prompt), 9), wanted)
+    # Beside another request, the last rows by decode steps.
+    driver.read(2, prompt[:-3], 23)
+    engine.forward(Plan(0, closes=(5,), opens=(driver.open(5, other),)))
+    for step, token in enumerate(prompt[-3:].tolist()):
+        row = DecodeRow(2, len(prompt) - 3 + step, token)
+        chunk = PrefillChunk(5, 13 * step, 13, last=False)
+        engine.forward(Plan(1, prefills=(chunk,), decodes=(row,)))
+    same(draft(engine, 2, len(prompt), 9), wanted)
+
+
+def test_a_block_leaves_the_target_as_it_was(engine: ModelEngine) -> None:
+    prompt = np.random.default_rng(12).integers(0, VOCAB, 50)
+    driver = Driver(engine, 2)
+    driver.read(0, prompt, 32)
+    first = draft(engine, 0, len(prompt), 4)
+    same(draft(engine, 0, len(prompt), 4), first)
+    got = driver.step(decodes=(DecodeRow(0, len(prompt), 4),))
+    driver.read(1, prompt, 32)
+    wanted = driver.step(decodes=(DecodeRow(1, len(prompt), 4),))
+    np.testing.assert_array_equal(got, wanted)
