@@ -30,6 +30,7 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_S = {
     "unit": 240,
+    "known_reports": 20,
     "parity": 120,
     "sim": 90,
     "e2e": 300,
@@ -53,7 +54,7 @@ MORE = {
 NO_TESTS_COLLECTED = 5
 OVERLOAD = 0.2
 PHASES = (
-    (("unit", "sim"), ("emulated", "compile")),
+    (("unit", "known_reports", "sim"), ("emulated", "compile")),
     (("parity", "e2e"),),
 )
 """What runs when, every phase in lanes side by side: those that keep one core busy, then those

@@ -39,6 +39,7 @@ def grammar_of(
         grammars.compile(grammar)
     except GrammarError as error:
         raise _refusal(request, str(error), codec, grammars) from error
+    _check_strict_tools(request, codec, grammars)
     _tell_what_is_passed_over(request, codec, grammars, wanted)
     return grammar
 
@@ -52,6 +53,21 @@ def _wanted(request: GenerationRequest) -> Wanted:
         choice="required" if request.must_call else "auto",
         parallel=request.parallel,
     )
+
+
+def _check_strict_tools(request: GenerationRequest, codec: TextCodec, grammars: Grammars) -> None:
+    """A strict tool's parameters are a schema: where strings are written bare, its grammar asks for
+    less than all of it, and a keyword that means nothing would pass for one that is not there."""
+    for index, tool in enumerate(request.tools):
+        parameters = json.loads(tool.definition).get("parameters")
+        if not tool.strict or tool.custom or parameters is None or tool not in request.offered:
+            continue
+        whole = Wanted(schema=parameters)
+        try:
+            grammars.compile(answer_grammar(whole, Dialect(), codec.tokenizer, reasoning=False))
+        except GrammarError as error:
+            at = f"tools[{index}].function.parameters"
+            raise invalid(f"{at}: {_first_line(str(error))}", at, "unsupported_schema") from error
 
 
 def _tell_what_is_passed_over(

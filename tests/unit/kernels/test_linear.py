@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kernel_oracles import (
@@ -55,6 +57,18 @@ def test_linear_is_the_product(backend, form, count, shape) -> None:
     got = backend.read(out, CAPACITY)
     close(backend, got[:count], x[:count].astype(np.float64) @ values.T, EXACT)
     assert not got[count:].any()
+
+
+def test_parts_of_one_matrix_keep_their_own_scales(backend) -> None:
+    """Gate and up of two experts, their global scales up to 16 times one another's."""
+    parts, values = [], []
+    for seed, factor in enumerate((1.0, 4.0, 0.5, 8.0)):
+        part, value = random_part(Form.NVFP4, 32, 64, seed)
+        parts.append(replace(part, multiplier=part.multiplier * factor))
+        values.append(value * factor)
+    x, out = random_rows(64, 1), backend.tensor(128, wide=True)
+    backend.linear(rows_of(backend, 5), tensor_of(backend, x), backend.matrix(parts), out)
+    close(backend, backend.read(out, 5), x[:5].astype(np.float64) @ np.concatenate(values).T, EXACT)
 
 
 @pytest.mark.parametrize("count", [5, CAPACITY])
