@@ -84,9 +84,11 @@ class Server:
         status, answer = self.request("POST", path, data)
         return status, json.loads(answer)
 
-    def request(self, method: str, path: str, data: bytes | None = None) -> tuple[int, bytes]:
+    def request(
+        self, method: str, path: str, data: bytes | None = None, kind: str = "application/json"
+    ) -> tuple[int, bytes]:
         request = urllib.request.Request(self.base + path, data, method=method)
-        request.add_header("Content-Type", "application/json")
+        request.add_header("Content-Type", kind)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.read()

@@ -9,9 +9,11 @@ from typing import Any
 
 from actors.channel import Arrays
 from actors.context import Context
+from actors.http.body import Bodies
 from actors.http.connection import Listener
 from actors.http.credentials import Certificate
 from actors.http.endpoint import Endpoint
+from actors.http.files.desk import FileDesk
 from actors.http.flight import Flight, Flights
 from actors.http.gate import Gate
 from actors.http.questions import Questions
@@ -22,6 +24,7 @@ from actors.messages.http_tokenizer import Decode, Encode, Forget, Prepare
 from actors.messages.scheduler_http import Queued, Refused
 from actors.messages.tokenizer_http import Decoded, Deltas, Encoded, Prepared, Rejected
 from actors.role import Role
+from dgpp.config.engine_settings import FileInputs
 from dgpp.log import log_event
 from dgpp.sched.admission import TOO_MANY_CHOICES
 from dgpp.serve.errors import ApiError, engine_failed, invalid, overloaded, shutting_down, timed_out
@@ -50,6 +53,8 @@ class HttpActor(Role):
         self.max_body_bytes = min(settings.http.max_body_bytes, TEXT_BODY_BYTES)
         self.health = Health(self.model.id)
         self.gate: Gate
+        self.bodies = Bodies()
+        self._files: FileDesk | None = None
         self._flights = Flights()
         self._questions = Questions()
         self._door_limit = settings.engine.queue_limit + settings.engine.max_concurrency
@@ -79,6 +84,10 @@ class HttpActor(Role):
         http = self.boot.settings.http
         clock = self.context.clock
         self.gate = Gate(http, clock, unix=bool(http.unix_socket))
+        inputs = self.boot.settings.engine.file_inputs or FileInputs()
+        self._files = await self.context.run_blocking(
+            FileDesk, inputs, self.bodies, http.max_body_bytes
+        )
         certificate = Certificate(http, clock) if http.tls_cert else None
         self._listener = listener = Listener(
             self._routes.handle,
@@ -142,6 +151,13 @@ class HttpActor(Role):
             self._endpoint.close()
         if self._listener is not None:
             await self._listener.shutdown(1.0)
+        if self._files is not None:
+            self._files.close()
+
+    @property
+    def files(self) -> FileDesk:
+        assert self._files is not None
+        return self._files
 
     async def encode(self, request: GenerationRequest) -> bytes:
         return bytes(await self._ask(request.id, Encode(request)))

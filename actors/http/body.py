@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 
 from aiohttp import web
 
-from dgpp.serve.errors import ApiError, too_large
-from dgpp.serve.limits import BODY_BYTES_PER_SECOND, BODY_SECONDS, HEAD_BYTES
+from dgpp.serve.errors import ApiError, overloaded, too_large
+from dgpp.serve.limits import BODIES_BYTES, BODY_BYTES_PER_SECOND, BODY_SECONDS, HEAD_BYTES
+
+
+class Bodies:
+    """All bodies that are being read or parsed, bounded together."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    @contextlib.contextmanager
+    def hold(self, request: web.BaseRequest) -> Iterator[int]:
+        """Room for the body of `request`, whose size it gives. Raises ApiError 503 where there is
+        none now, and what `declared_length` does."""
+        size = declared_length(request)
+        if self._bytes and self._bytes + size > BODIES_BYTES:
+            raise overloaded(f"{self._bytes} bytes of other requests are being read")
+        self._bytes += size
+        try:
+            yield size
+        finally:
+            self._bytes -= size
 
 
 async def read_body(request: web.BaseRequest, limit: int) -> bytes:

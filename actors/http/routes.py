@@ -7,22 +7,24 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from aiohttp import web
 
-from actors.http.body import check_head, declared_length, read_body
+from actors.http.body import Bodies, check_head, read_body
 from actors.http.connection import REQUEST_ID, connection_of
+from actors.http.files.desk import FileDesk
 from actors.http.flight import Flight, random_letters
 from actors.http.gate import Gate
 from actors.http.sse import Events
 from dgpp.serve.access import request_id
 from dgpp.serve.anthropic.request import parse_count
-from dgpp.serve.errors import ApiError, overloaded
+from dgpp.serve.errors import ApiError
+from dgpp.serve.fields import Fields
 from dgpp.serve.fronts import FRONTS, error_body
 from dgpp.serve.health import Health
-from dgpp.serve.limits import BODIES_BYTES, INLINE_BODY_BYTES
+from dgpp.serve.limits import INLINE_BODY_BYTES
 from dgpp.serve.metrics import MetricsSnapshot
 from dgpp.serve.models import find_model, model_list
 from dgpp.serve.openapi.document import document
@@ -35,7 +37,8 @@ from dgpp.serve.tokens import parse_detokenize, parse_tokenize, tokenize_object
 JSON = "application/json"
 STAMPS = "x-dgpp-stamps"
 
-Parse = Callable[[bytes, str, ServedModel], GenerationRequest]
+Parse = Callable[[Fields, str, ServedModel], GenerationRequest]
+T = TypeVar("T")
 
 
 class Desk(Protocol):
@@ -45,6 +48,10 @@ class Desk(Protocol):
     max_body_bytes: int
     version: str
     gate: Gate
+    bodies: Bodies
+
+    @property
+    def files(self) -> FileDesk: ...
 
     def admit(self) -> None:
         """Count a request. Raises ApiError when none is taken now: starting, draining, failed."""
@@ -79,7 +86,6 @@ class Routes:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="parser")
-        self._bodies = 0
         self._document: bytes | None = None
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
@@ -90,6 +96,7 @@ class Routes:
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/v1/models": {"GET": self._models},
+            "/v1/files": {"GET": self._files, "POST": self._upload},
             "/health": {"GET": self._ready},
             "/health/ready": {"GET": self._ready},
             "/health/live": {"GET": self._live},
@@ -102,7 +109,12 @@ class Routes:
     def paths(self) -> dict[str, tuple[str, ...]]:
         """The methods of each path; that of one model has its id in braces."""
         found = {path: tuple(methods) for path, methods in self._routes.items()}
-        return {**found, "/v1/models/{id}": ("GET",)}
+        return {
+            **found,
+            "/v1/models/{id}": ("GET",),
+            "/v1/files/{id}": ("GET", "DELETE"),
+            "/v1/files/{id}/content": ("GET",),
+        }
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every fault of it is answered, none is raised."""
@@ -128,6 +140,10 @@ class Routes:
         methods = self._routes.get(path)
         if methods is None and path.startswith("/v1/models/"):
             methods = {"GET": self._model}
+        if methods is None and path.startswith("/v1/files/"):
+            methods = {"GET": self._file, "DELETE": self._delete_file}
+            if path.endswith("/content"):
+                methods = {"GET": self._file_content}
         if methods is None:
             raise ApiError(404, f"unknown route: {method} {path}")
         handler = methods.get("GET" if method == "HEAD" else method)
@@ -175,19 +191,18 @@ class Routes:
     ) -> GenerationRequest:
         """Read and validate the body. Large ones are parsed in one thread, so that together they
         take no more of the interpreter from the streams than one does."""
-        size = declared_length(request)
-        if self._bodies and self._bodies + size > BODIES_BYTES:
-            raise overloaded(f"{self._bodies} bytes of other requests are being read")
-        self._bodies += size
-        try:
+        with self._desk.bodies.hold(request) as size:
             body = await read_body(request, self._desk.max_body_bytes)
             name = response_id(kind, secrets.randbits(64))
-            parse = partial(parser, body, name, self._desk.model)
-            if size <= INLINE_BODY_BYTES:
-                return parse()
-            return await request.loop.run_in_executor(self._parser, parse)
-        finally:
-            self._bodies -= size
+            fields = await self._maybe_apart(request, size, partial(Fields.of, body))
+            await self._desk.files.fill(kind, fields)
+            parse = partial(parser, fields, name, self._desk.model)
+            return await self._maybe_apart(request, size, parse)
+
+    async def _maybe_apart(self, request: web.BaseRequest, size: int, work: Callable[[], T]) -> T:
+        if size <= INLINE_BODY_BYTES:
+            return work()
+        return await request.loop.run_in_executor(self._parser, work)
 
     async def _whole(
         self, request: web.BaseRequest, generation: GenerationRequest
@@ -239,6 +254,22 @@ class Routes:
                     outcome = f"given up: {events.gave_up}"
             self._desk.land(flight, outcome)
         return response
+
+    async def _upload(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._desk.admit()
+        return await self._desk.files.upload(request)
+
+    async def _files(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._desk.files.all(request)
+
+    async def _file(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._desk.files.one(request)
+
+    async def _file_content(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._desk.files.content(request)
+
+    async def _delete_file(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._desk.files.delete(request)
 
     async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
         return _json(model_list(self._desk.model))

@@ -231,7 +231,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = {}
     file_inputs: Annotated[
-        FileInputs | None, _Text("limits of file parts and /v1/files", now=LATER)
+        FileInputs | None,
+        _Text("limits of file parts and /v1/files; null: these defaults", shared=False),
     ] = None
 
     mtp: Annotated[bool, _Drafts("draft tokens with the MTP layer", now=LATER)] = False

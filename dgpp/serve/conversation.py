@@ -91,7 +91,7 @@ def _content(fields: Fields, role: str) -> tuple[str | None, str | None]:
 
 def _wrong_part(part: Fields, kind: str, role: str) -> ApiError:
     at = part.path("type")
-    if kind in _MEDIA:
+    if kind in _MEDIA and not (kind == "file" and role != "user"):
         message = f"{at}: {kind} parts are not supported"
         return invalid(message, at, "unsupported_content_type")
     return invalid(f"{at} is not a content type for the role {role}", at)

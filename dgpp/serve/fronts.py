@@ -13,6 +13,7 @@ from dgpp.serve.anthropic.request import parse_messages
 from dgpp.serve.chat import parse_chat
 from dgpp.serve.completions import parse_completion
 from dgpp.serve.errors import ApiError
+from dgpp.serve.fields import Body
 from dgpp.serve.request import GenerationRequest, Kind
 from dgpp.serve.responses import WholeAnswer
 from dgpp.serve.responses_api import answer as responses
@@ -45,7 +46,7 @@ class Whole(Protocol):
 class Front(NamedTuple):
     """`parse` raises ApiError; `error` and `error_events` word one for this API's clients."""
 
-    parse: Callable[[bytes, str, ServedModel], GenerationRequest]
+    parse: Callable[[Body, str, ServedModel], GenerationRequest]
     streamed: Callable[[GenerationRequest, int, Padding], Streamed]
     whole: Callable[[GenerationRequest, int], Whole]
     error: Callable[[ApiError], dict[str, Any]]
@@ -62,7 +63,7 @@ class _OpenAIStream:
         return events + self._stream.end() if self.account.done else events
 
 
-def _openai(parse: Callable[[bytes, str, ServedModel], GenerationRequest]) -> Front:
+def _openai(parse: Callable[[Body, str, ServedModel], GenerationRequest]) -> Front:
     return Front(parse, _OpenAIStream, WholeAnswer, ApiError.object, error_events)
 
 

@@ -24,6 +24,9 @@ INLINE_BODY_BYTES = 128 << 10
 BODIES_BYTES = 128 << 20
 """All bodies that are being read or parsed; over it a further one is refused as overload."""
 
+DOCUMENT_CHARS = 16 << 20
+"""Of the text of all files of one request."""
+
 MESSAGES = 8192
 CONTENT_PARTS = 4096
 TOOL_CALLS = 1024

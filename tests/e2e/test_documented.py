@@ -25,6 +25,17 @@ def whole(server):
     return json.loads(server.get("/openapi.json")[1])
 
 
+def upload(name, data):
+    parts = (("file", f'; filename="{name}"', data), ("purpose", "", b"user_data"))
+    body = b"".join(
+        f'--b\r\nContent-Disposition: form-data; name="{field}"{more}\r\n\r\n'.encode()
+        + value
+        + b"\r\n"
+        for field, more, value in parts
+    )
+    return body + b"--b--\r\n"
+
+
 def check(whole, path, method, status, kind, body):
     answer = whole["paths"][path][method]["responses"][str(status)]["content"][kind]["schema"]
     Draft202012Validator({**answer, "components": whole["components"]}).validate(body)
@@ -47,13 +58,22 @@ def test_every_example_is_answered_as_stated(server, whole, post):
 
 
 def test_every_other_path_answers_as_stated(server, whole):
+    kind, form = "multipart/form-data; boundary=b", upload("a.txt", b"text")
+    status, answer = server.request("POST", "/v1/files", form, kind)
+    check(whole, "/v1/files", "post", status, "application/json", json.loads(answer))
+    file = json.loads(answer)["id"]
     for path, methods in whole["paths"].items():
         if "get" not in methods:
             continue
-        status, answer = server.get(path.replace("{id}", server.model()))
+        name = file if path.startswith("/v1/files/") else server.model()
+        status, answer = server.get(path.replace("{id}", name))
         assert status == 200
         kind = next(iter(methods["get"]["responses"]["200"]["content"]))
         body = json.loads(answer) if kind == "application/json" else answer.decode()
         check(whole, path, "get", 200, kind, body)
+    status, answer = server.request("DELETE", f"/v1/files/{file}")
+    check(whole, "/v1/files/{id}", "delete", status, "application/json", json.loads(answer))
+    status, answer = server.get(f"/v1/files/{file}/content")
+    check(whole, "/v1/files/{id}/content", "get", status, "application/json", json.loads(answer))
     status, answer = server.get("/v1/models/no/such")
     check(whole, "/v1/models/{id}", "get", status, "application/json", json.loads(answer))

@@ -12,6 +12,7 @@ from dgpp.serve.completions import parse_completion
 from dgpp.serve.fields import Body
 from dgpp.serve.openapi import examples
 from dgpp.serve.openapi.answers import Schema, array, ref, schemas
+from dgpp.serve.openapi.files import FILE_SCHEMAS, file_paths
 from dgpp.serve.openapi.watch import read_schema
 from dgpp.serve.reasoning import SWITCHES
 from dgpp.serve.request import GenerationRequest
@@ -220,11 +221,11 @@ _REFUSALS = {
     400: "Malformed, out of range, or not served; `param` names the member",
     401: "No API key, or one that is not known",
     403: "Host or Origin names another host, where no keys are asked for",
-    404: "Another model",
-    408: "The body came too slowly",
+    404: "Another model, or no such file",
+    408: "The body came too slowly, or a PDF took too long",
     411: "No Content-Length",
-    413: "The body is too large",
-    415: "A Content-Encoding",
+    413: "The body, or a file, is too large",
+    415: "A Content-Encoding, or a Content-Type that is not served",
     431: "The head is too large",
     500: "An error of the server's",
     501: "A Transfer-Encoding",
@@ -239,12 +240,13 @@ def document(model: ServedModel, version: str) -> dict[str, Any]:
     """The whole document, for one model."""
     paths: dict[str, Any] = {post.path: {"post": _post(post, model)} for post in POSTS}
     paths |= {get.path: {"get": _get(get)} for get in GETS}
+    paths |= file_paths(_OF_ANY, _OF_BODIES, lambda statuses: _refusals(statuses, "Error"))
     return {
         "openapi": "3.1.0",
         "info": {"title": "dgpp", "version": version},
         "paths": paths,
         "components": {
-            "schemas": schemas(),
+            "schemas": schemas() | FILE_SCHEMAS,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},

@@ -252,7 +252,6 @@ def test_one_rank_may_share_the_journal_port():
             LOCAL | {"node_env": [{"DGPP_BUS_TIMELINE": "1", "HF_HUB_CACHE": "/h"}]},
             ["node_env[0].DGPP_BUS_TIMELINE"],
         ),
-        (engine(file_inputs={}), ["engine.file_inputs"]),
     ],
 )
 def test_unsupported(document, keys):
