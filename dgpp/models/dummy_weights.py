@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,13 @@ from dgpp.models.encoding import packed
 from dgpp.models.forms import AS_STORED, ModelForms
 from dgpp.models.layers.extended import extended
 from dgpp.models.shard import ALONE, Shard, Split
-from dgpp.models.sources import FLOATS, Depthwise, Extent, Linear, PlannedWeights, WeightSource
+from dgpp.models.sources import Depthwise, Linear, PlannedWeights, Vector, WeightSource
 from dgpp.models.tables import RESIDENT, Table, Tables
 from kernels_numba.backend import Backend, Matrix, Tensor
 from kernels_numba.weights import DUMMY_DEVIATION, Form, dummy_part
 
 
-class DummyWeights:
+class DummyWeights(WeightSource):
     """Seeded random parameters made by the backend from shapes alone; norms are near one. What
     ranks hold alike is alike; their parts of the rest belong to no common whole."""
 
@@ -55,18 +54,8 @@ class DummyWeights:
         noise = rng.standard_normal(size, np.float32) * np.float32(DUMMY_DEVIATION)
         return noise + np.float32(1.0) if name.endswith("norm.weight") else noise
 
-    def vector(
-        self,
-        item: str,
-        name: str,
-        size: Extent,
-        dtypes: Sequence[str] = FLOATS,
-        *,
-        plus: float = 0.0,
-    ) -> Tensor:
-        return self._backend.vector(
-            self._values(name, math.prod((size,) if isinstance(size, int) else size))
-        )
+    def values(self, item: str, vector: Vector) -> Tensor:
+        return self._backend.vector(self._values(vector.name, math.prod(vector.shape)))
 
     def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
         own = sum(kernel.own(self.shard) for kernel in kernels)
@@ -83,20 +72,11 @@ class DummyWeights:
             table.format.form, rows, table.columns, next(self._seeds), mapped=mapped
         )
 
-    def choose(self, names: Sequence[str]) -> str:
-        return names[0]
-
     def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
         rows, columns = shape
         first = np.random.default_rng(next(self._seeds)).integers(0, limit, (rows, 1))
         values = (first + np.arange(columns)) % limit
         return extended(self._backend).integers(values.astype(np.int32))
-
-    def beside(self, name: str) -> Path | None:
-        return None
-
-    def ignore(self, pattern: str) -> None:
-        """There are no tensors to ignore."""
 
     def unloaded(self) -> WeightSource:
         return PlannedWeights(self.shard, self.tables, self._forms)

@@ -8,11 +8,12 @@ A model asks its source for every parameter by name and shape. `PlannedWeights` 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +35,6 @@ FLOATS = ("BF16", "F32")
 INTEGERS = ("I64", "I32")
 Extent: TypeAlias = int | tuple[int, ...]
 """A vector's size, or the shape of a small array."""
-
-
-def _shape(size: Extent) -> tuple[int, ...]:
-    return (size,) if isinstance(size, int) else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,17 @@ class Depthwise:
         return sum(shard.part(count, self.name) for _, count in self.ranges)
 
 
-class WeightSource(Protocol):
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Parameters `name` of a shape, in one of `dtypes`; `plus` is added to what is stored."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtypes: Sequence[str] = FLOATS
+    plus: float = 0.0
+
+
+class WeightSource(ABC):
     """What a model may ask for while it is built. `item` names a line of the memory plan.
 
     Everything comes as the rank that `shard` describes holds it.
@@ -119,6 +126,7 @@ class WeightSource(Protocol):
     tables: Tables
     """Where tables are read at run time."""
 
+    @abstractmethod
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         """The rows of `linears` stacked in order; all of one form and K."""
 
@@ -132,29 +140,42 @@ class WeightSource(Protocol):
         plus: float = 0.0,
     ) -> Tensor:
         """Parameters `name` [size] or of a shape `size`, in float32, `plus` added."""
+        shape = (size,) if isinstance(size, int) else size
+        return self.values(item, Vector(name, shape, dtypes, plus))
 
+    @abstractmethod
+    def values(self, item: str, vector: Vector) -> Tensor:
+        """The parameters that `vector` asks for."""
+
+    @abstractmethod
     def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
         """Depthwise kernels side by side as float32 [taps, channels]: this rank's part of each."""
 
+    @abstractmethod
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
         """Several vectors as one, in order; each is shared out as rows are."""
 
+    @abstractmethod
     def table(self, item: str, table: Table) -> Any:
         """What the backend looks rows up in: those that this rank keeps in memory, or all where
         they are mapped. None of a plan."""
 
     def choose(self, names: Sequence[str]) -> str:
         """The tensor of `names` that the checkpoint has; the first where it has none."""
+        return names[0]
 
+    @abstractmethod
     def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
         """Whole numbers `name` of `shape`, each from 0 to `limit` − 1, in int32."""
 
     def beside(self, name: str) -> Path | None:
         """The file `name` beside the weights that are read; None where none are."""
+        return None
 
-    def ignore(self, pattern: str) -> None:
+    def ignore(self, pattern: str) -> None:  # noqa: B027 - nothing to do where nothing is read
         """Tensors the model knows and does not use."""
 
+    @abstractmethod
     def unloaded(self) -> WeightSource:
         """A source that accounts for names as this one does, and loads nothing."""
 
@@ -178,7 +199,7 @@ def _alike(linears: Sequence[Linear]) -> Iterator[tuple[Linear, int]]:
         yield first, 1 + len(others)
 
 
-class PlannedWeights:
+class PlannedWeights(WeightSource):
     """Counts what each item would take, from shapes alone: bytes, and parameters of matrices;
     `changes` is what is not held as it is stored."""
 
@@ -212,16 +233,8 @@ class PlannedWeights:
                 self.changes.add(held, item, times * matrix_bytes(stored, rows, columns), size)
         return None
 
-    def vector(
-        self,
-        item: str,
-        name: str,
-        size: Extent,
-        dtypes: Sequence[str] = FLOATS,
-        *,
-        plus: float = 0.0,
-    ) -> Tensor:
-        self._add(item, 4 * math.prod(_shape(size)))
+    def values(self, item: str, vector: Vector) -> Tensor:
+        self._add(item, 4 * math.prod(vector.shape))
         return None
 
     def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
@@ -242,24 +255,15 @@ class PlannedWeights:
         else:
             self._add(item, table.span[1] * each)
 
-    def choose(self, names: Sequence[str]) -> str:
-        return names[0]
-
     def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
         self._add(item, 4 * math.prod(shape))
         return None
-
-    def beside(self, name: str) -> Path | None:
-        return None
-
-    def ignore(self, pattern: str) -> None:
-        """Nothing is stored of what is ignored."""
 
     def unloaded(self) -> WeightSource:
         return PlannedWeights(self.shard, self.tables, self._forms)
 
 
-class CheckedWeights:
+class CheckedWeights(WeightSource):
     """Binds every name against a checkpoint. Raises CheckpointError naming the first misfit."""
 
     def __init__(self, binding: Binding, shard: Shard = ALONE, tables: Tables = RESIDENT) -> None:
@@ -280,16 +284,8 @@ class CheckedWeights:
             self._arrays(linear)
         return None
 
-    def vector(
-        self,
-        item: str,
-        name: str,
-        size: Extent,
-        dtypes: Sequence[str] = FLOATS,
-        *,
-        plus: float = 0.0,
-    ) -> Tensor:
-        self._values(name, _shape(size), dtypes)
+    def values(self, item: str, vector: Vector) -> Tensor:
+        self._values(vector.name, vector.shape, vector.dtypes)
         return None
 
     def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
@@ -310,9 +306,6 @@ class CheckedWeights:
 
     def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
         self._values(name, shape, INTEGERS)
-        return None
-
-    def beside(self, name: str) -> Path | None:
         return None
 
     def ignore(self, pattern: str) -> None:
@@ -362,10 +355,9 @@ class LoadedWeights(CheckedWeights):
             return fp8_cut(stored[0], own.ranges, own.span or (0, own.columns))
         return parts
 
-    def _vector(
-        self, name: str, size: Extent, dtypes: Sequence[str], split: Split
-    ) -> npt.NDArray[np.float32]:
-        whole = self._values(name, _shape(size), dtypes)
+    def _vector(self, vector: Vector, split: Split) -> npt.NDArray[np.float32]:
+        name = vector.name
+        whole = self._values(name, vector.shape, vector.dtypes)
         span = self.shard.span(split, len(whole), name)
         own = whole[span.start : span.stop]
         if self.shard.world > 1:
@@ -373,16 +365,8 @@ class LoadedWeights(CheckedWeights):
             self.account.add(name, whole.nbytes, own.nbytes, alike)
         return to_float32(own)
 
-    def vector(
-        self,
-        item: str,
-        name: str,
-        size: Extent,
-        dtypes: Sequence[str] = FLOATS,
-        *,
-        plus: float = 0.0,
-    ) -> Tensor:
-        values = self._vector(name, size, dtypes, Split.NONE)
+    def values(self, item: str, vector: Vector) -> Tensor:
+        values, plus = self._vector(vector, Split.NONE), vector.plus
         return self._backend.vector(values + np.float32(plus) if plus else values)
 
     def integers(self, item: str, name: str, shape: tuple[int, int], limit: int) -> Tensor:
@@ -406,7 +390,7 @@ class LoadedWeights(CheckedWeights):
         return self._backend.vector(np.ascontiguousarray(np.concatenate(columns, axis=1)))
 
     def joined(self, item: str, names: Sequence[tuple[str, int]]) -> Tensor:
-        parts = [self._vector(name, size, FLOATS, Split.ROWS) for name, size in names]
+        parts = [self._vector(Vector(name, (size,)), Split.ROWS) for name, size in names]
         return self._backend.vector(np.concatenate(parts))
 
     def table(self, item: str, table: Table) -> Any:
