@@ -21,6 +21,13 @@ COMMANDS = (
     ("plan", "dgpp.cli.plan", "Print a deployment's memory plan."),
     ("inspect", "dgpp.cli.inspect_checkpoint", "Say what a checkpoint holds."),
     ("bench", "dgpp.cli.bench", "Measure speed."),
+    ("up", "dgpp.cli.up", "Start a deployment on its nodes."),
+    ("down", "dgpp.cli.down", "End a deployment in order."),
+    ("status", "dgpp.cli.status", "Say which ranks run."),
+    ("logs", "dgpp.cli.logs", "Print the logs of all ranks as one."),
+    ("doctor", "dgpp.cli.doctor", "Look whether nodes are fit."),
+    ("signal", "dgpp.cli.signal_ranks", "Signal the ranks of a deployment."),
+    ("paths", "dgpp.cli.paths", "Print where a deployment keeps its files."),
     ("resolve", "dgpp.cli.resolve", "Print the resolved settings of a deployment."),
 )
 
@@ -66,6 +73,7 @@ def command() -> Any:
     assert isinstance(group, TyperGroup)
     for name, module, short_help in COMMANDS:
         group.add_command(LazyCommand(name, module, short_help))
+    group.add_command(LazyCommand("agent", "dgpp.cli.agent", "Serve the launcher.", hidden=True))
     return group
 
 

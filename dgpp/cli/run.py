@@ -74,7 +74,7 @@ def run(
     2 engine failure or forced stop, 3 released by another rank.
     """
     settings = load_settings(Path(config), overrides)
-    refuse_unsupported(settings, load_site_alone())
+    refuse_unsupported(settings, load_site_alone(), several_nodes=rank is not None)
     refuse_open_door(settings)
     if rank is not None and not 0 <= rank < settings.world_size:
         raise ConfigError(f"--rank: expected 0..{settings.world_size - 1}, got {rank}")

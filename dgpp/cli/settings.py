@@ -10,7 +10,7 @@ import typer
 from dgpp.config.document import Override
 from dgpp.config.resolve import load, site_alone
 from dgpp.config.settings import Settings
-from dgpp.config.site import load_site
+from dgpp.config.site import SiteSettings, load_site
 from dgpp.config.version import checkout_root
 
 ConfigArgument = Annotated[
@@ -32,6 +32,11 @@ def load_settings(config: Path, overrides: Sequence[Override]) -> Settings:
     return load(config, overrides=overrides, environ=os.environ, directories=_directories())
 
 
+def load_site_settings() -> SiteSettings:
+    """The site's `.env` file and exported variables."""
+    return load_site(os.environ, _directories())
+
+
 def load_site_alone() -> Settings:
     """What the site says by itself, to tell it from what a deployment says."""
-    return site_alone(load_site(os.environ, _directories()))
+    return site_alone(load_site_settings())

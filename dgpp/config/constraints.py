@@ -157,11 +157,11 @@ def _unsupported(
             yield field.path
 
 
-def _unsupported_world(settings: Settings, site: Settings) -> Iterator[str]:
-    """What is asked of other nodes. The site may name none either: `dgpp run` serves this host,
-    which is not what a list of nodes says.
+def _unsupported_world(settings: Settings, site: Settings, *, several_nodes: bool) -> Iterator[str]:
+    """What is asked of other nodes. Without `several_nodes` the site may name none either: one
+    process serves this host, which is not what a list of nodes says.
     """
-    if set(settings.nodes) != {"localhost"}:
+    if set(settings.nodes) != {"localhost"} and not several_nodes:
         yield "nodes"
     told = site.node_env[0] if site.node_env else {}
     for index, entries in enumerate(settings.node_env):
@@ -173,14 +173,20 @@ def _unsupported_world(settings: Settings, site: Settings) -> Iterator[str]:
 _NO_SITE = Settings(model="none")
 
 
-def unsupported_keys(settings: Settings, site: Settings = _NO_SITE) -> list[str]:
-    """Paths of the keys that ask for something this version does not serve.
+def unsupported_keys(
+    settings: Settings, site: Settings = _NO_SITE, *, several_nodes: bool = False
+) -> list[str]:
+    """Paths of the keys that ask for something this version does not serve. `several_nodes`: each
+    rank is started by itself.
 
     `site` is what the site alone says (`site_alone`): its values were written for all commands
     and nodes, so repeating them asks for nothing.
     """
     table = {name: field for name, field in fields(Settings).items() if name != "nodes"}
-    return [*_unsupported_world(settings, site), *_unsupported(settings, site, table)]
+    return [
+        *_unsupported_world(settings, site, several_nodes=several_nodes),
+        *_unsupported(settings, site, table),
+    ]
 
 
 def refuse_open_door(settings: Settings) -> None:
@@ -197,11 +203,16 @@ def refuse_open_door(settings: Settings) -> None:
         )
 
 
-def refuse_unsupported(settings: Settings, site: Settings = _NO_SITE) -> None:
+def refuse_unsupported(
+    settings: Settings, site: Settings = _NO_SITE, *, several_nodes: bool = False
+) -> None:
     """Raise ConfigError "not supported yet: KEY, ..." where a key asks for a later feature."""
-    keys = unsupported_keys(settings, site)
+    keys = unsupported_keys(settings, site, several_nodes=several_nodes)
     if keys:
-        hint = " (dgpp run serves this host alone; DGPP_NODES= leaves out the site's nodes)"
+        hint = (
+            " (dgpp run serves this host alone: dgpp up starts all nodes, DGPP_NODES= leaves out "
+            "the site's)"
+        )
         raise ConfigError(
             "not supported yet: " + ", ".join(keys) + (hint if "nodes" in keys else "")
         )

@@ -145,8 +145,8 @@ class PathSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: Annotated[str, _Local("operation streams of the ranks")] = "~/dgpp/log"
     stage_dir: Annotated[
         str,
-        _Later("peers' staged files", valid=is_remote_directory, expected=REMOTE_DIRECTORY),
-    ] = "/tmp/bus4"  # noqa: S108 - the documented default, created by the launcher for its user
+        _Local("staged files of each node", valid=is_remote_directory, expected=REMOTE_DIRECTORY),
+    ] = "~/dgpp/stage"
     release_dir: Annotated[
         str,
         _Later("installed releases", valid=is_remote_directory, expected=REMOTE_DIRECTORY),
@@ -194,7 +194,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _Later("hosts in rank order", valid=is_host, expected="a list of host names"),
     ] = ("localhost",)
     ssh_user: Annotated[
-        str, _Later("login on the other nodes", valid=is_user, expected="a login name")
+        str, _Local("login on the other nodes", valid=is_user, expected="a login name")
     ] = ""
     release: Annotated[
         str, Key("installed version to run", valid=_is_version, expected="a version", now=LATER)

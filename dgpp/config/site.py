@@ -59,9 +59,9 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     DGPP_SSH_USER: Annotated[
-        str, Key("login on the other nodes", valid=is_user, expected="a login name", now=LATER)
+        str, Key("login on the other nodes", valid=is_user, expected="a login name")
     ] = ""
-    DGPP_CLUSTER_CONFIG: Annotated[str, Key("deployment that commands default to", now=LATER)] = ""
+    DGPP_CLUSTER_CONFIG: Annotated[str, Key("deployment that commands default to")] = ""
     DGPP_HTTP_PORT: Annotated[int, Key("default of http.port", *_PORT)] = 0
     DGPP_HTTP_BIND: Annotated[
         str, Key("default of http.bind_host", valid=is_ipv4, expected="an IPv4 address")
@@ -71,7 +71,7 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     DGPP_LOG_DIR: Annotated[str, Key("operation streams of the ranks")] = ""
     DGPP_STAGE_DIR: Annotated[
         str,
-        Key("peers' staged files", valid=is_remote_directory, expected=REMOTE_DIRECTORY, now=LATER),
+        Key("staged files of each node", valid=is_remote_directory, expected=REMOTE_DIRECTORY),
     ] = ""
     DGPP_RELEASE_DIR: Annotated[
         str,

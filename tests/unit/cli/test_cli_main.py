@@ -136,7 +136,7 @@ def test_memory_plan(config, launched):
         (["--release", "9.9"], "not supported yet: release"),
         (["--fabric-port", "9"], "not supported yet: ports.fabric"),
         (["--set", 'nodes=["gpu-box-7"]', "--set", "world_size=1"], "not supported yet: nodes"),
-        (["--set", "paths.stage_dir=/x"], "not supported yet: paths.stage_dir"),
+        (["--set", "paths.release_dir=/x"], "not supported yet: paths.release_dir"),
         (
             ["--default-chat-template-kwargs", '{"enable_thinking": 3}'],
             "engine.default_chat_template_kwargs.enable_thinking: expected true or false, got 3",

@@ -1,0 +1,34 @@
+"""`dgpp doctor`: whether the nodes of a deployment are fit to run it."""
+
+from typing import Annotated
+
+import typer
+
+from dgpp.cli.cluster import BinOption, DeploymentArgument, SshConfigOption, open_deployment
+from dgpp.cluster.up import examine
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("doctor")
+def doctor(
+    config: DeploymentArgument = None,
+    local_only: Annotated[bool, typer.Option("--local-only", help="this machine alone")] = False,
+    program: BinOption = "",
+    ssh_config: SshConfigOption = "",
+) -> int:
+    """Look whether the nodes of a deployment are fit to run it, and say what mends what is not.
+
+    Exit status: 0 fit, 1 not.
+    """
+    deployment = open_deployment(config, program, ssh_config)
+    if local_only:
+        deployment.nodes = deployment.nodes[:1]
+    fit = True
+    for name, findings in examine(deployment).items():
+        typer.echo(name)
+        for finding in findings:
+            remedy = f" — {finding.remedy}" if finding.remedy else ""
+            typer.echo(f"  {finding.level:8} {finding.what}{remedy}")
+            fit &= finding.level != "error"
+    return 0 if fit else 1

@@ -1,0 +1,40 @@
+"""`dgpp logs`: the logs of a deployment's ranks as one."""
+
+from typing import Annotated
+
+import typer
+
+from dgpp.cli.cluster import (
+    BinOption,
+    DeploymentArgument,
+    RankOption,
+    SshConfigOption,
+    open_deployment,
+)
+from dgpp.cluster.logs import LogReader, merged
+from dgpp.errors import ConfigError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("logs")
+def logs(
+    config: DeploymentArgument = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="go on with what is said from now on")
+    ] = False,
+    rank: RankOption = None,
+    program: BinOption = "",
+    ssh_config: SshConfigOption = "",
+) -> int:
+    """Print the logs of a deployment's ranks in the order of time, the last 256 KiB of each."""
+    deployment = open_deployment(config, program, ssh_config)
+    nodes = [node for node in deployment.nodes if rank in (None, node.rank)]
+    if not nodes:
+        raise ConfigError(f"--rank: expected 0..{len(deployment.nodes) - 1}, got {rank}")
+    reader = LogReader(deployment, nodes)
+    named = len(nodes) > 1
+    lines = reader.follow(named=named) if follow else merged(reader.read(), named=named)
+    for line in lines:
+        typer.echo(line)
+    return 0

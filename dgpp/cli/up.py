@@ -1,0 +1,55 @@
+"""`dgpp up`: start a deployment on its nodes and return when it serves."""
+
+import shlex
+from typing import Annotated
+
+import typer
+
+from dgpp.cli.cluster import BinOption, DeploymentArgument, SshConfigOption, open_deployment, say
+from dgpp.cli.flags import with_key_flags
+from dgpp.cli.settings import SetOption, load_site_alone
+from dgpp.cluster.up import Up, bring_up
+from dgpp.config.constraints import refuse_open_door, refuse_unsupported
+from dgpp.config.document import Override
+
+app = typer.Typer(add_completion=False)
+
+
+def up(
+    overrides: list[Override],
+    config: DeploymentArgument = None,
+    sets: SetOption = [],  # noqa: B006 - typer copies it
+    replace: Annotated[
+        bool, typer.Option("--replace", help="end what runs of this deployment first")
+    ] = False,
+    skip_preflight: Annotated[
+        bool, typer.Option("--skip-preflight", help="start without looking at the nodes")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, help="give up after so long (s)")
+    ] = 600,
+    head_wrap: Annotated[
+        str, typer.Option("--head-wrap", help="command that rank 0's is given to, as a profiler")
+    ] = "",
+    program: BinOption = "",
+    ssh_config: SshConfigOption = "",
+) -> int:
+    """Start a deployment on its nodes and return when it serves.
+
+    Rank 0 runs here, the others where DGPP_NODES says, over the system's own ssh. A start that
+    fails leaves nothing running.
+    """
+    deployment = open_deployment(config, program, ssh_config, overrides)
+    refuse_unsupported(deployment.settings, load_site_alone(), several_nodes=True)
+    refuse_open_door(deployment.settings)
+    wanted = Up(
+        replace=replace,
+        checks=not skip_preflight,
+        timeout_s=timeout,
+        wrap=tuple(shlex.split(head_wrap)),
+    )
+    typer.echo(bring_up(deployment, wanted, say).replace("stop: Ctrl-C", "stop: dgpp down"))
+    return 0
+
+
+app.command("up")(with_key_flags(up))

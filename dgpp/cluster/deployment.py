@@ -1,0 +1,58 @@
+"""One deployment over its nodes: who they are, and where its files lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from dgpp.cluster.node import LocalNode, Node, RemoteNode, forwarded, own_program
+from dgpp.cluster.place import Place, deployment_id
+from dgpp.config.resolve import to_document
+from dgpp.config.settings import Settings
+from dgpp.config.site import SiteSettings
+
+LOCALHOST = "localhost"
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """How nodes are reached: `program` is dgpp's command on every node (empty: this very one),
+    `ssh_config` a file for ssh's -F."""
+
+    program: str = ""
+    ssh_config: str = ""
+
+
+class Deployment:
+    """`settings` of the file `config`, as ranks on `nodes` run it.
+
+    Rank 0 is on this machine. Where all ranks are, one process starts them all.
+    """
+
+    def __init__(self, config: Path, settings: Settings, access: Access) -> None:
+        self.config = config.expanduser().resolve()
+        self.settings = settings
+        paths = settings.paths
+        self.place = Place(paths.log_dir, paths.stage_dir, deployment_id(config))
+        self.program = [access.program] if access.program else own_program()
+        self.apart = set(settings.nodes) != {LOCALHOST}
+        hosts = settings.nodes if self.apart else settings.nodes[:1]
+        ssh = ["ssh", "-F", access.ssh_config] if access.ssh_config else ["ssh"]
+        self.nodes = [self._node(rank, host, ssh) for rank, host in enumerate(hosts)]
+
+    def _node(self, rank: int, host: str, ssh: Sequence[str]) -> Node:
+        if rank == 0 or host == LOCALHOST:
+            return LocalNode(rank, host, self.program)
+        user = self.settings.ssh_user
+        return RemoteNode(rank, host, self.program, user=user, ssh=ssh)
+
+    @property
+    def document(self) -> str:
+        """The settings as each rank is given them: all that the site says is in there."""
+        return msgspec.json.encode(to_document(self.settings)).decode()
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What a rank's process is told beside its settings."""
+        return forwarded(os.environ, SiteSettings.__struct_fields__)

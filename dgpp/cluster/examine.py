@@ -1,0 +1,106 @@
+"""Whether this node is fit to run a rank: each thing that was looked at, and what mends it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from dgpp.checkpoint.demo import DEMO_MODEL
+from dgpp.checkpoint.model_files import find_model
+from dgpp.cluster.messages import Examine, Finding
+from dgpp.engine.backends import choose_backend
+from dgpp.errors import DgppError
+
+LEAST_FREE = 1 << 30
+"""Bytes that logs and staged files may need."""
+INFINIBAND = Path("/sys/class/infiniband")
+
+
+def examine(request: Examine) -> Iterator[Finding]:
+    """All findings, in the order in which an operator would look."""
+    for folder in dict.fromkeys((request.place.logs, request.place.stage)):
+        yield _folder(folder)
+    yield _model(request.model, request.hub)
+    yield _backend(request.backend)
+    yield _locked_memory()
+    for port in request.listens:
+        yield _port(port)
+    if request.rdma:
+        yield from _rdma(request.devices)
+
+
+def _folder(folder: Path) -> Finding:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = folder / f".probe{os.getpid()}"
+        probe.write_bytes(b"x")
+        probe.unlink()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        remedy = "name a folder that can be written: DGPP_LOG_DIR, DGPP_STAGE_DIR"
+        return Finding("error", f"{folder}: {error.strerror}", remedy)
+    if free < LEAST_FREE:
+        return Finding("error", f"{folder}: {free >> 20} MiB are free", "make room for 1 GiB")
+    return Finding("ok", f"{folder} can be written, {free >> 30} GiB are free")
+
+
+def _model(model: str, hub: str) -> Finding:
+    if model == DEMO_MODEL:
+        return Finding("ok", "the demo model is fetched where it is absent")
+    try:
+        if hub:
+            os.environ["HF_HUB_CACHE"] = hub
+        files = find_model(model)
+    except DgppError as error:
+        return Finding("error", str(error), f"dgpp fetch {model}")
+    return Finding("ok", f"{model} is at {files.directory}")
+
+
+def _backend(wanted: str) -> Finding:
+    try:
+        found, device = choose_backend(wanted)
+    except DgppError as error:
+        return Finding("error", str(error), "see docs/operations.md, or engine.backend cpu")
+    name = "" if device is None else f": {device.name}"
+    return Finding("ok", f"engine.backend {wanted} is {found}{name}")
+
+
+def _locked_memory() -> Finding:
+    _soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if hard == resource.RLIM_INFINITY:
+        return Finding("ok", "memory can be locked")
+    remedy = "memlock unlimited in /etc/security/limits.d, then log in anew"
+    return Finding("warning", f"at most {hard >> 10} KiB of memory can be locked", remedy)
+
+
+def _port(port: int) -> Finding:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            what = f"port {port}: {error.strerror}"
+            return Finding("error", what, "end who has it, or choose another port")
+    return Finding("ok", f"port {port} is free")
+
+
+def _rdma(devices: tuple[str, ...]) -> Iterator[Finding]:
+    found = {entry.name for entry in INFINIBAND.iterdir()} if INFINIBAND.is_dir() else set()
+    if not found:
+        remedy = "load the adapter's driver; see docs/networking.md"
+        yield Finding("error", "no RDMA device", remedy)
+        return
+    for device in devices or tuple(sorted(found)):
+        if device not in found:
+            remedy = f"DGPP_ROCE_DEVICES: one of {', '.join(sorted(found))}"
+            yield Finding("error", f"no RDMA device {device}", remedy)
+            continue
+        state = (INFINIBAND / device / "ports" / "1" / "state").read_text().strip()
+        active = state.endswith("ACTIVE")
+        yield Finding(
+            "ok" if active else "error", f"{device} is {state}", "" if active else "check its cable"
+        )

@@ -1,0 +1,101 @@
+"""What the launcher asks of a node, and what the node answers. One request, one answer, as JSON."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from dgpp.cluster.place import Place
+from dgpp.cluster.record import ProcessRecord, State
+
+REQUEST_BYTES = 16 << 20
+TAIL_BYTES = 256 << 10
+
+
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """How is `rank`, and what has its log said from byte `offset` on? At most `TAIL_BYTES` of it;
+    a negative offset counts from the end."""
+
+    place: Place
+    rank: int
+    offset: int = 0
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Start `rank` with the settings `config` (a JSON document) and the ranks' `token`, empty where
+    it is alone. `command` precedes `dgpp run`'s arguments; `environment` is added."""
+
+    place: Place
+    rank: int
+    config: str
+    token: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    source: str
+    apart: bool
+
+
+class Signal(msgspec.Struct, frozen=True, tag=True):
+    """Send signal `number` to the process of `rank`, if it is still the one that was started."""
+
+    place: Place
+    rank: int
+    number: int
+
+
+class Operations(msgspec.Struct, frozen=True, tag=True):
+    """What did `rank` do, in short?"""
+
+    place: Place
+    rank: int
+
+
+class List(msgspec.Struct, frozen=True, tag=True):
+    """Which deployments are there, and how is `rank` of each?"""
+
+    log_dir: str
+    rank: int
+
+
+class Examine(msgspec.Struct, frozen=True, tag=True):
+    """Is this node fit to run `rank`? `backend` is engine.backend; `rdma`: the ranks speak RoCE
+    over `devices`. `listens`: TCP ports that must be free here."""
+
+    place: Place
+    rank: int
+    backend: str
+    rdma: bool
+    devices: tuple[str, ...]
+    model: str
+    hub: str
+    listens: tuple[int, ...]
+
+
+Request: TypeAlias = Look | Start | Signal | Operations | List | Examine
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at: `level` is ok, warning or error."""
+
+    level: str
+    what: str
+    remedy: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """`error` is why nothing else is there. `now` is the node's clock, the rest what was
+    asked for."""
+
+    version: str
+    now: float
+    error: str = ""
+    state: State = State.ABSENT
+    record: ProcessRecord | None = None
+    text: str = ""
+    offset: int = 0
+    done: bool = False
+    digest: str = ""
+    size: int = 0
+    findings: tuple[Finding, ...] = ()
+    deployments: tuple[tuple[str, State, ProcessRecord | None], ...] = ()

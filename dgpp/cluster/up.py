@@ -1,0 +1,199 @@
+"""Bring a deployment up: check its nodes, start its ranks, wait until it serves; or undo it all."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from dgpp.cluster.deployment import Deployment
+from dgpp.cluster.down import end_ranks
+from dgpp.cluster.errors import AlreadyUpError, ClusterError, StartError
+from dgpp.cluster.messages import Answer, Examine, Finding, Look, Signal, Start
+from dgpp.cluster.node import Node, ask_all
+from dgpp.cluster.place import locked
+from dgpp.cluster.record import State
+
+READY = "READY — "
+LOOK_S = 0.2
+LOOK_FAR_S = 2.0
+SKEW_S = 2.0
+"""Clocks that differ by more make merged logs hard to read."""
+LAST_LINES = 12
+
+Say = Callable[[str], object]
+
+
+class Up(msgspec.Struct, frozen=True, kw_only=True):
+    """How to start: `replace` what runs, without `checks`, give up after `timeout_s`; `wrap`
+    precedes rank 0's command."""
+
+    replace: bool = False
+    checks: bool = True
+    timeout_s: float = 600.0
+    wrap: tuple[str, ...] = ()
+
+
+def bring_up(deployment: Deployment, wanted: Up, say: Say) -> str:
+    """The line in which rank 0 says that it serves. Raises ClusterError: then nothing of the
+    deployment runs."""
+    with locked(deployment.place):
+        running = _running(deployment)
+        if running and not wanted.replace:
+            raise AlreadyUpError(
+                f"{', '.join(running)}: up already; `dgpp down` ends it, --replace starts it anew"
+            )
+        if running:
+            say(f"ending {', '.join(running)}")
+            end_ranks(deployment, say)
+        if wanted.checks:
+            require_fit(deployment, say)
+        try:
+            _start(deployment, wanted, say)
+            return _wait(deployment, wanted.timeout_s, say)
+        except BaseException:
+            _kill(deployment, say)
+            raise
+
+
+def examine(deployment: Deployment) -> dict[str, tuple[Finding, ...]]:
+    """What there is to say of each node, by name. What cannot be asked is a finding too."""
+    settings = deployment.settings
+    rdma = settings.engine.collective == "verbs"
+    found = {}
+    for node in deployment.nodes:
+        told = settings.node_env[node.rank] if settings.node_env else {}
+        ports = [settings.http.port] if node.rank == 0 else []
+        if node.rank == 0 and settings.world_size > 1:
+            ports.append(settings.ports.journal)
+        request = Examine(
+            deployment.place,
+            node.rank,
+            settings.engine.backend,
+            rdma,
+            tuple(told.get("DGPP_ROCE_DEVICES", "").split()),
+            settings.model,
+            told.get("HF_HUB_CACHE", ""),
+            tuple(ports),
+        )
+        found[node.name] = _examined(node, request)
+    return found
+
+
+def _examined(node: Node, request: Examine) -> tuple[Finding, ...]:
+    before = time.time()
+    try:
+        answer = node.ask(request)
+    except ClusterError as error:
+        return (Finding("error", str(error)),)
+    skew = max(before - answer.now, answer.now - time.time())
+    if skew > SKEW_S:
+        late = Finding("warning", f"its clock is {skew:.1f} s off", "synchronise clocks (NTP)")
+        return (*answer.findings, late)
+    return answer.findings
+
+
+def require_fit(deployment: Deployment, say: Say) -> None:
+    """Say what was found amiss; raises StartError where a node is not fit."""
+    wrong = []
+    for name, findings in examine(deployment).items():
+        for finding in findings:
+            if finding.level == "ok":
+                continue
+            remedy = f" — {finding.remedy}" if finding.remedy else ""
+            say(f"{finding.level}: {name}: {finding.what}{remedy}")
+            if finding.level == "error":
+                wrong.append(f"{name}: {finding.what}{remedy}")
+    if wrong:
+        raise StartError(f"not started: {'; '.join(wrong)}")
+
+
+def _running(deployment: Deployment) -> list[str]:
+    looks = {node.rank: Look(deployment.place, node.rank) for node in deployment.nodes}
+    found = ask_all(deployment.nodes, looks)
+    mine = deployment.nodes[0]
+    for node in deployment.nodes:
+        if found[node.rank].version != found[mine.rank].version:
+            raise StartError(
+                f"{node.name} has dgpp {found[node.rank].version}, this is "
+                f"{found[mine.rank].version}: install one version everywhere"
+            )
+    return [node.name for node in deployment.nodes if found[node.rank].state is State.RUNNING]
+
+
+def _start(deployment: Deployment, wanted: Up, say: Say) -> None:
+    """Rank 0 first: the others find its journal waiting."""
+    token = secrets.token_hex(32) if deployment.apart else ""
+    if deployment.settings.engine.cluster_token_file:
+        token = ""
+    requests = {
+        node.rank: Start(
+            place=deployment.place,
+            rank=node.rank,
+            config=deployment.document,
+            token=token,
+            command=(*(wanted.wrap if node.rank == 0 else ()), *node.program),
+            environment=deployment.environment(node.rank),
+            source=str(deployment.config),
+            apart=deployment.apart,
+        )
+        for node in deployment.nodes
+    }
+    first, *others = deployment.nodes
+    for nodes in ([first], others):
+        for rank, answer in ask_all(nodes, requests).items():
+            pid = answer.record.pid if answer.record else 0
+            say(f"rank {rank} started on {deployment.nodes[rank].host} (process {pid})")
+
+
+class _Watch:
+    """What a rank has said so far."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.text = ""
+        self._offset = 0
+
+    def look(self, deployment: Deployment) -> Answer:
+        answer = self.node.ask(Look(deployment.place, self.node.rank, self._offset))
+        self._offset = answer.offset
+        self.text += answer.text
+        return answer
+
+    def require_alive(self, deployment: Deployment) -> None:
+        if self.look(deployment).state is State.RUNNING:
+            return
+        self.look(deployment)
+        last = self.text.strip().splitlines()[-LAST_LINES:]
+        said = "\n  ".join(last) or "it said nothing"
+        raise StartError(f"{self.node.name} ended before it served:\n  {said}")
+
+
+def _wait(deployment: Deployment, timeout_s: float, say: Say) -> str:
+    first, *others = (_Watch(node) for node in deployment.nodes)
+    end = time.monotonic() + timeout_s
+    far = time.monotonic() + LOOK_FAR_S
+    while time.monotonic() < end:
+        first.require_alive(deployment)
+        for line in first.text.splitlines():
+            if READY in line:
+                return READY + line.partition(READY)[2]
+        if time.monotonic() >= far:
+            for watch in others:
+                watch.require_alive(deployment)
+            far = time.monotonic() + LOOK_FAR_S
+        time.sleep(LOOK_S)
+    raise StartError(f"rank 0 does not serve after {timeout_s:g} s; see {deployment.place.log(0)}")
+
+
+def _kill(deployment: Deployment, say: Say) -> None:
+    """After a start that failed: exactly the processes that it started."""
+    for node in deployment.nodes:
+        try:
+            if node.ask(Signal(deployment.place, node.rank, signal.SIGKILL)).done:
+                say(f"{node.name}: killed")
+        except ClusterError as error:
+            say(f"{error}; its rank may still run there: `dgpp down` once it answers")

@@ -1,0 +1,201 @@
+"""`dgpp up` and its kin over real ssh servers on loopback, one home for each machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from serving import ROOT, TINY, free_ports
+from sshd import Machines
+
+from dgpp.cluster.record import start_ticks
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    found = Machines(tmp_path_factory.mktemp("machines") / "ssh")
+    yield found
+    found.close()
+
+
+class Launcher:
+    """The commands of one deployment of two nodes."""
+
+    def __init__(self, machines: Machines, folder: Path, hosts=None) -> None:
+        self.machines = machines
+        self.port, self.journal = free_ports(2)
+        self.config = folder / "two nodes; $(touch oops).json"
+        engine = {"backend": "scripted", "stats_interval_s": 0, "step_ms": 2}
+        document = {
+            "model": str(TINY),
+            "nodes": ["127.0.0.1", *(hosts or machines.hosts)],
+            "engine": engine,
+            "http": {"port": self.port},
+            "ports": {"journal": self.journal},
+        }
+        self.config.write_text(json.dumps(document))
+        home = folder / "home"
+        home.mkdir()
+        self.home = home
+        self.environment = os.environ | {"HOME": str(home), "PYTHONPATH": str(ROOT)}
+        self.environment.pop("DGPP_ENV_FILE", None)
+
+    def run(self, verb: str, *flags: str, config: bool = True) -> tuple[int, str]:
+        given = [str(self.config)] if config else []
+        ssh = [] if verb in ("paths",) else ["--ssh-config", str(self.machines.config)]
+        done = subprocess.run(
+            [sys.executable, "-m", "dgpp", verb, *given, *ssh, *flags],
+            env=self.environment,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def paths(self):
+        return json.loads(self.run("paths")[1])
+
+    def records(self):
+        place = self.paths()
+        homes = [self.home, *self.machines.homes.values()]
+        for rank, home in zip(place["ranks"], homes, strict=True):
+            file = Path(rank["record"].replace(str(self.home), str(home)))
+            if file.exists():
+                yield json.loads(file.read_text())
+
+    def pids(self):
+        return [record["pid"] for record in self.records()]
+
+    def answers(self) -> bool:
+        body = {"model": str(TINY), "prompt": "go", "max_tokens": 8, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=20) as response:
+            return json.loads(response.read())["usage"]["completion_tokens"] == 8
+
+    def kill_all(self) -> None:
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def launcher(machines, tmp_path):
+    found = Launcher(machines, tmp_path)
+    yield found
+    found.kill_all()
+
+
+def gone(pids) -> bool:
+    # Whether remains are cleared away is up to this machine's first process.
+    return not any(start_ticks(pid) for pid in pids)
+
+
+def test_up_serves_status_tells_logs_merge_and_down_leaves_nothing(launcher, machines):
+    assert launcher.run("status")[0] == 3
+    status, said = launcher.run("up")
+    assert status == 0, said
+    assert f"READY — http://127.0.0.1:{launcher.port}/v1" in said
+    assert "stop: dgpp down" in said
+    assert launcher.answers()
+    status, said = launcher.run("status")
+    assert status == 0, said
+    assert "rank 1 at 127.0.0.2: running since" in said
+    status, said = launcher.run("up", "--skip-preflight")
+    assert status == 1
+    assert "rank 0 at 127.0.0.1, rank 1 at 127.0.0.2: up already" in said
+    status, said = launcher.run("logs")
+    assert status == 0
+    lines = said.splitlines()
+    assert [line for line in lines if line.startswith("[1]") and "rank 1 serves" in line]
+    moments = [line.split(" ", 2)[1] for line in lines if line.startswith(("[0] 2", "[1] 2"))]
+    assert moments == sorted(moments)
+    # Each machine's files are in its own home, for its owner alone.
+    place = launcher.paths()
+    staged = machines.homes["127.0.0.2"] / Path(place["stage"]).relative_to(launcher.home)
+    assert {file.name for file in staged.iterdir()} == {
+        "rank1.config.json",
+        "rank1.token",
+        "site.env",
+    }
+    assert all(file.stat().st_mode & 0o077 == 0 for file in staged.iterdir())
+    pids = launcher.pids()
+    status, said = launcher.run("down")
+    assert status == 0, said
+    assert "op streams: identical across 2 ranks" in said
+    assert gone(pids)
+    assert launcher.run("status")[0] == 3
+    status, said = launcher.run("status", "--all", config=False)
+    assert "ended (was process" in said
+    assert not list(launcher.home.rglob("oops"))
+
+
+def test_a_rank_that_cannot_start_is_named_and_nothing_is_left(launcher, machines):
+    status, said = launcher.run("up", "--set", "engine.script=/nowhere/script.jsonl")
+    assert status == 1
+    assert "rank 0 at 127.0.0.1 ended before it served" in said
+    assert "/nowhere/script.jsonl" in said
+    assert gone(launcher.pids())
+    status, said = launcher.run("up", "--bin", "/nowhere/dgpp")
+    assert status == 1
+    assert "no /nowhere/dgpp there: install dgpp at the same path, or name --bin" in said
+    machines.stop("127.0.0.2")
+    try:
+        for verb in ("up", "doctor"):
+            status, said = launcher.run(verb)
+            assert status == 1
+            assert "rank 1 at 127.0.0.2: " in said
+            assert "its ssh server does not run" in said
+    finally:
+        machines.start("127.0.0.2")
+    assert gone(launcher.pids())
+
+
+def test_doctor_names_what_is_wrong_with_which_node(launcher):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", launcher.journal))
+        taken.listen()
+        status, said = launcher.run("doctor")
+        assert status == 1
+        assert f"error    port {launcher.journal}: Address already in use" in said
+        status, said = launcher.run("up")
+        assert status == 1
+        assert "not started: rank 0 at 127.0.0.1: port" in said
+    status, said = launcher.run("doctor")
+    assert status == 0, said
+    assert "rank 1 at 127.0.0.2\n  ok       " in said
+
+
+def test_a_killed_rank_ends_the_world_and_down_says_so(launcher):
+    assert launcher.run("up", "--skip-preflight")[0] == 0
+    first, second = launcher.pids()
+    os.kill(second, signal.SIGKILL)
+    end = time.monotonic() + 10
+    while not gone([first, second]):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert launcher.run("status")[0] == 3
+    status, said = launcher.run("down")
+    assert (status, "not running" in said) == (0, True)
+    # A record of another process is never taken for a rank.
+    place = launcher.paths()
+    record = Path(place["ranks"][0]["record"])
+    other = json.loads(record.read_text()) | {"pid": os.getpid()}
+    record.write_text(json.dumps(other))
+    said = launcher.run("signal", "INT", str(launcher.config), "--rank", "0", config=False)[1]
+    record.unlink()
+    assert "does not run" in said
