@@ -12,7 +12,7 @@ from actors.context import Context
 from actors.journal import LeaderJournal
 from actors.messages.engine_scheduler import ColdEnded
 from actors.messages.http_scheduler import Cancel
-from actors.messages.scheduler_http import Queued, Refused
+from actors.messages.scheduler_http import Queued, Refused, Seated
 from actors.messages.tokenizer_scheduler import Arrive, Stopped
 from actors.ticking import TickingActor
 from dgpp.cache.cold_votes import ColdVotes
@@ -140,6 +140,9 @@ class SchedulerActor(TickingActor):
                     request = request_of(outcome.id)
                     if self._ended(outcome.id):
                         self.context.post(HTTP, Refused(request, outcome.code, outcome.message))
+                case outcomes.Admitted() if outcome.id.endswith("-0"):
+                    at_ns = self.context.clock_ns()
+                    self.context.post(HTTP, Seated(request_of(outcome.id), at_ns))
                 case outcomes.Retired():
                     self._ended(outcome.id)
 

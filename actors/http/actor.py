@@ -21,7 +21,7 @@ from actors.http.routes import Routes
 from actors.http.snapshot import load, snapshot
 from actors.messages.http_scheduler import Cancel
 from actors.messages.http_tokenizer import Decode, Encode, Forget, Prepare
-from actors.messages.scheduler_http import Queued, Refused
+from actors.messages.scheduler_http import Queued, Refused, Seated
 from actors.messages.tokenizer_http import Decoded, Deltas, Encoded, Prepared, Rejected
 from actors.role import Role
 from dgpp.config.engine_settings import FileInputs
@@ -109,13 +109,9 @@ class HttpActor(Role):
         match message:
             case Deltas():
                 self._deliver(message)
-            case Prepared():
+            case Prepared() | Queued() | Seated():
                 if flight := self._flights.get(message.id):
-                    flight.responder.account.prompt(message.prompt_tokens)
-            case Queued():
-                if flight := self._flights.get(message.id):
-                    flight.at_door = False
-                    self._at_door.set(self._flights.at_door())
+                    self._progressed(flight, message)
             case Encoded():
                 self._questions.answer(message.id, message.ids)
             case Decoded():
@@ -128,6 +124,17 @@ class HttpActor(Role):
                     flight.refuse(_error_of(message))
             case Refused():
                 self._refused(message)
+
+    def _progressed(self, flight: Flight, news: Prepared | Queued | Seated) -> None:
+        account = flight.responder.account
+        match news:
+            case Prepared():
+                account.prompt(news.prompt_tokens)
+            case Seated():
+                account.times.seat(news.at_ns)
+            case Queued():
+                flight.at_door = False
+                self._at_door.set(self._flights.at_door())
 
     async def drain(self, timeout_s: float) -> None:
         self._turn(State.DRAINING)
@@ -259,7 +266,7 @@ class HttpActor(Role):
                 continue
             stamp = b": committed %d\n" % message.committed_ns if flight.stamped else b""
             try:
-                flight.deliver(delta, stamp)
+                flight.deliver(delta, stamp, message.committed_ns)
             except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
                 # A fault of ours, but of one answer: the others are served on.
                 _log.exception("answer %s cannot be worded", delta.id)

@@ -56,10 +56,13 @@ class Flight:
         self._started: asyncio.Future[None] = loop.create_future()
         self._done: asyncio.Future[None] = loop.create_future()
 
-    def deliver(self, delta: Delta, stamp: bytes) -> None:
-        """Take news of one choice. `stamp` (an event comment, or empty) goes ahead of it."""
+    def deliver(self, delta: Delta, stamp: bytes, committed_ns: int) -> None:
+        """Take news of one choice, decided at `committed_ns` of the monotonic clock. `stamp` (an
+        event comment, or empty) goes ahead of it."""
         if self._done.done():
             return
+        times = self.responder.account.times
+        times.commit(delta.choice, delta.completion_tokens, committed_ns)
         if self.first_delta is None and delta.completion_tokens:
             self.first_delta = self._loop.time()
         if events := self.responder.add(delta):

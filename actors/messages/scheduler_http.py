@@ -11,6 +11,13 @@ class Queued(msgspec.Struct, frozen=True, tag=True):
     id: str
 
 
+class Seated(msgspec.Struct, frozen=True, tag=True):
+    """The first choice of request `id` has a slot, since `at_ns` of the monotonic clock."""
+
+    id: str
+    at_ns: int
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """Request `id` was not taken; `code` is an ApiError's."""
 
@@ -19,4 +26,4 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-FromScheduler = Queued | Refused
+FromScheduler = Queued | Seated | Refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dgpp.serve.timings import Timings
 from dgpp.text.delta import Delta
 
 
@@ -16,6 +17,7 @@ class Accounting:
 
     def __init__(self, choices: int, n: int = 1) -> None:
         self.prompt_tokens = 0
+        self.times = Timings()
         self._n = n
         self._cached = [(0, 0)] * choices
         self._completion = [0] * choices
@@ -58,6 +60,10 @@ class Accounting:
     @property
     def completion_tokens(self) -> int:
         return sum(self._completion)
+
+    def timings(self) -> dict[str, Any] | None:
+        """The `timings` object of either API, None where nothing was timed."""
+        return self.times.object(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
 
     def usage(self) -> dict[str, Any]:
         """The `usage` object of either API."""

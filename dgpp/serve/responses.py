@@ -101,6 +101,8 @@ class WholeAnswer:
             "choices": [form(index) for index in range(request.choices)],
             "usage": self.account.usage(),
         }
+        if (timings := self.account.timings()) is not None:
+            found["timings"] = timings
         if request.service_tier is not None:
             found["service_tier"] = request.service_tier
         if request.metadata is not None:

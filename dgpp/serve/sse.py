@@ -24,6 +24,7 @@ from dgpp.text.delta import (
 )
 
 DONE = b"data: [DONE]\n\n"
+_END = b"}\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 _BUCKET = 128
 _LEAST_PADDING = 16
@@ -71,7 +72,10 @@ class EventStream(abc.ABC):
             return b""
         out = self._content(delta)
         if delta.finish is not None:
-            out += self._event(self._last(delta.choice, delta.finish))
+            last = self._event(self._last(delta.choice, delta.finish))
+            if self.account.done and not self._wants_usage:
+                last = last.removesuffix(_END) + self._timings() + _END
+            out += last
         return out
 
     def end(self) -> bytes:
@@ -79,7 +83,12 @@ class EventStream(abc.ABC):
         if not self._wants_usage:
             return DONE
         usage = orjson.dumps(self.account.usage())
-        return self._head + b'],"usage":' + usage + b"}\n\n" + DONE
+        return self._head + b'],"usage":' + usage + self._timings() + _END + DONE
+
+    def _timings(self) -> bytes:
+        """A member of the last event, whichever that is."""
+        found = self.account.timings()
+        return b"" if found is None else b',"timings":' + orjson.dumps(found)
 
     def _event(self, choice: bytes) -> bytes:
         if self._padding is None:

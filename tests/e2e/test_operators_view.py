@@ -60,7 +60,10 @@ def test_json_lines_hold_the_same_as_fields(serve):
 def test_metrics_count_what_happened(serve):
     server = serve()
     for _ in range(3):
-        ask(server, n=2)
+        timings = ask(server, n=2)[1]["timings"]
+        assert timings["predicted_n"] == 24
+        assert 0 < timings["prompt_ms"] < 5000
+        assert timings["predicted_per_second"] > 1
     server.post("/v1/chat/completions", b"{")
     found = server.metrics()
     assert found["service"]["requests_total"] == 4
