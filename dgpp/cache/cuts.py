@@ -22,12 +22,12 @@ class Cut(NamedTuple):
 def cuts_of(shape: CacheShape, tokens: int, boundaries: Sequence[int], attached: int) -> list[Cut]:
     """The cuts of a prompt of `tokens` tokens beyond the `attached` ones, ascending.
 
-    `boundaries` are the positions where a role's text begins, ascending. At least one token stays
-    behind the last cut, since something must be computed. Where blocks are all the state there is,
+    `boundaries` are the positions where a role's text begins, ascending. What is read in any case
+    stays behind the last cut, at least one token. Where blocks are all the state there is,
     every cut on the way can be shared and one entry at the end is enough. Else a cut depends on
     what lies before it alone, so that prompts that begin alike cut alike.
     """
-    last = shape.floor(tokens - 1)
+    last = shape.most(tokens)
     least = max(shape.min_tokens, attached + 1)
     if shape.paged_only:
         return [Cut(last, Kind.TAIL)] if last >= least else []
@@ -47,7 +47,8 @@ def _snapshots(
     chunks = tokens // shape.chunk
     if chunks >= LONG_PROMPT_CHUNKS:
         wanted[shape.floor((chunks - 1) * shape.chunk)] = Kind.BODY
-    wanted[inner[-1] if inner else shape.floor(tokens - 1)] = Kind.TAIL
+    most = shape.most(tokens)
+    wanted[min(inner[-1], most) if inner else most] = Kind.TAIL
     head = next((at for at in inner if at >= least), None)
     if shape.heads and head is not None:
         wanted[head] = Kind.HEAD

@@ -31,9 +31,11 @@ def compare(judge: Judge, run: Run, expected: Expected) -> Findings:
     """Errors and equalities of everything that `expected` holds; what is not near enough goes to
     the judge's failures. Raises CheckpointError for values of another number of layers."""
     trace = run.trace
-    prompt = np.concatenate(trace.logits)
+    prompt, wanted = np.concatenate(trace.logits), _prompt_logits(expected)
+    prompt = prompt[len(prompt) - len(wanted) :]
     slack = _slack(expected)
-    logits = judge.logits(prompt, expected["logits"], slack[: len(prompt)])
+    answer = len(slack) - len(trace.greedy)
+    logits = judge.logits(prompt, wanted, slack[: answer + 1][-len(prompt) :])
     router_equal, router_weights = _routes(judge, run.taps, expected)
     selected_equal = _selections(judge, run.taps, expected)
     layers = _layers(judge, run, expected)
@@ -41,9 +43,10 @@ def compare(judge: Judge, run: Run, expected: Expected) -> Findings:
     final = 0.0
     if "final_norm" in expected:
         final = judge.near("final norm", np.concatenate(trace.final_norm), expected["final_norm"])
-    matched, greedy_logits = _greedy(judge, trace, expected, slack[len(prompt) - 1 :])
+    matched, greedy_logits = _greedy(judge, trace, expected, slack[answer:])
     mtp, mtp_router = _drafts(judge, trace, expected)
-    mean, agree = _summary(prompt, expected["logits"])
+    _tables(judge, trace.taps, expected)
+    mean, agree = _summary(prompt, wanted)
     return Findings(
         logits_max_abs=logits,
         logits_mean_abs=mean,
@@ -61,6 +64,31 @@ def compare(judge: Judge, run: Run, expected: Expected) -> Findings:
         blocks=_blocks(judge, trace, expected),
         not_compared=left_out(judge, expected),
     )
+
+
+def _prompt_logits(expected: Expected) -> Array:
+    """[rows, V] of the prompt's last rows: all of them, or the last alone."""
+    return expected["logits"] if "logits" in expected else expected["logits_last"][None]
+
+
+def _tables(judge: Judge, taps: Taps, expected: Expected) -> None:
+    """Rows of tables that the tokens' n-grams name, and what finds them."""
+    if "engram_rows" not in expected:
+        return
+    hashes = taps.hashes
+    found = {
+        "engram_rows": taps.ngrams(),
+        "engram_primes": [how.primes for how in hashes],
+        "engram_multipliers": [how.multipliers for how in hashes],
+        "token_map": hashes[0].classes if hashes else [],
+    }
+    for name, got in found.items():
+        wanted = expected[name].astype(np.int64)
+        values = np.asarray(got, np.int64)
+        if name == "engram_rows":
+            values = np.moveaxis(values, 0, 1)
+        if values.size != wanted.size or not np.array_equal(values.reshape(wanted.shape), wanted):
+            judge.failures.append(f"{name}: not identical")
 
 
 def _slack(expected: Expected) -> Array:

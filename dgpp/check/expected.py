@@ -66,8 +66,16 @@ NOT_COMPARED = {
 """Arrays that a file may hold though nothing is compared with them, by shell-style names."""
 ROUNDED = "qdq_"
 """How arrays begin that are of cached rows rounded as a release rounds them."""
-SHARED = ("ids", "router_layers", "selected_layers", "dspark_anchor_pos")
+BOUNDED = "bounded_"
+"""How arrays begin that are of bounded prefill, after ROUNDED where rows are rounded, too."""
+PARTS = (ROUNDED + BOUNDED, ROUNDED, BOUNDED)
+SHARED = ("ids", "router_layers", "selected_layers", "dspark_anchor_pos", "bounded_floor")
 """Arrays that those of another beginning are about, too."""
+
+
+def _part_of(name: str) -> str:
+    """How the array's part begins; "" for the plain one."""
+    return next((prefix for prefix in PARTS if name.startswith(prefix)), "")
 
 
 class Expected:
@@ -120,7 +128,7 @@ class Expected:
         return {
             name: next((why for at, why in NOT_COMPARED.items() if fnmatchcase(name, at)), "")
             for name in sorted(self.arrays.keys() - self._read)
-            if name.startswith(ROUNDED) == (self._prefix == ROUNDED)
+            if name not in SHARED and _part_of(name) == self._prefix
         }
 
 

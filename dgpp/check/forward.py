@@ -12,7 +12,7 @@ import numpy as np
 
 from dgpp.check.bf16 import Bf16Judge
 from dgpp.check.compare import Run, compare, draft_levels
-from dgpp.check.expected import ROUNDED, Array, Expected, Tolerances
+from dgpp.check.expected import BOUNDED, ROUNDED, Array, Expected, Tolerances
 from dgpp.check.judge import Float32Judge, Judge
 from dgpp.check.report import ForwardReport
 from dgpp.check.trace import Trace, layer_outputs
@@ -44,10 +44,10 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     embed_sharding: str = "replicated"
 
 
-def engine_limits(config: dict[str, object], tokens: int) -> EngineLimits:
+def engine_limits(config: dict[str, object], tokens: int, prefill: str = "exact") -> EngineLimits:
     """A small engine whose blocks and chunks a fixture's prompt crosses several times."""
     blocks = 2 * -(-tokens // CHUNK)
-    settings = MemorySettings(slots=SLOTS, kv_capacity=blocks * CHUNK)
+    settings = MemorySettings(slots=SLOTS, kv_capacity=blocks * CHUNK, prefill=prefill)
     limits = plan_memory(config, settings).limits
     if limits.position_ceiling < tokens:
         message = (
@@ -123,7 +123,10 @@ def _anchors(expected: Expected) -> list[tuple[int, int]]:
     """Positions behind which blocks are drafted, and the token after each."""
     if "dspark_logits" not in expected:
         return []
-    pairs = zip(expected["dspark_anchor_pos"], expected["dspark_next_id"], strict=True)
+    tokens = expected["dspark_next_id"]
+    # Of bounded prefill there may be the last anchors alone.
+    positions = expected["dspark_anchor_pos"][-len(tokens) :]
+    pairs = zip(positions, tokens, strict=True)
     return [(int(position), int(token)) for position, token in pairs]
 
 
@@ -180,54 +183,74 @@ def check_checkpoint(
 ) -> ForwardReport:
     """Run the prompt of `expected` through an engine in chunks, then decode its answer, and compare
     by the rule of `options`; in a world rank 0's values with the reference, the others' with rank
-    0's. Cached rows are as they were computed; where there are values of rounded ones, too, all of
-    it once more with these.
+    0's. Cached rows are as they were computed, and all layers run the whole prompt; where there
+    are values of rounded rows, of bounded prefill, or of both, it runs once more for each.
 
     Raises CheckpointError where the rule is bf16 and `tolerances` states no noise, ConfigError for
     options that do not apply.
     """
     _require_served(checkpoint, expected, options)
-    plain = _check(checkpoint, expected, tolerances, options, ModelForms(rounded_rows=False))
-    part = expected.part(ROUNDED)
-    if "logits" not in part:
-        return plain
-    rounded = _check(checkpoint, part, tolerances, options, AS_STORED)
-    failures = tuple(f"rounded rows: {failure}" for failure in rounded.failures)
+    how = _How(checkpoint, expected, tolerances, options)
+    report = how.bounded(how.check("", ModelForms(rounded_rows=False)), "")
+    if "logits" in expected.part(ROUNDED):
+        rounded = how.bounded(how.check(ROUNDED, AS_STORED), ROUNDED)
+        report = _beside(report, "rounded rows", rounded=rounded)
+    return report
+
+
+def _beside(report: ForwardReport, label: str, **part: ForwardReport) -> ForwardReport:
+    """`report` with a part of it, what fails in which fails in all."""
+    (found,) = part.values()
+    failures = tuple(f"{label}: {failure}" for failure in found.failures)
     return msgspec.structs.replace(
-        plain,
-        ok=plain.ok and rounded.ok,
-        failures=plain.failures + failures,
-        rounded=rounded,
+        report, ok=report.ok and found.ok, failures=report.failures + failures, **part
     )
 
 
-def _check(
-    checkpoint: Checkpoint,
-    expected: Expected,
-    tolerances: Tolerances,
-    options: CheckOptions,
-    forms: ModelForms,
-) -> ForwardReport:
-    answer = _answer(expected)
-    limits = engine_limits(checkpoint.config, len(expected["ids"]) + len(answer))
-    rank_of = partial(run_rank, checkpoint, expected, limits, options, forms=forms)
-    runs = run_world(options.world, rank_of, options.backend)
-    run, backend = runs[0]
-    gaps = partial(_float32_gaps, checkpoint, expected, limits, options.threads, forms)
-    judge = make_judge(options.rule, tolerances, gaps if run.alone else None)
-    judge.failures.extend(_disagreements(runs))
-    findings = compare(judge, run, expected)
-    return ForwardReport(
-        family=family_of(checkpoint.config).name,
-        variant=tolerances.variant,
-        backend=backend,
-        world=options.world,
-        rule=judge.rule,
-        ok=not judge.failures,
-        flips=tuple(judge.flips),
-        failures=tuple(judge.failures),
-        **{name: getattr(findings, name) for name in findings.__struct_fields__},
-    )
+class _How(NamedTuple):
+    """What is checked, against what, and how."""
+
+    checkpoint: Checkpoint
+    expected: Expected
+    tolerances: Tolerances
+    options: CheckOptions
+
+    def bounded(self, report: ForwardReport, prefix: str) -> ForwardReport:
+        """`report` of the part `prefix` beside that of bounded prefill, where there are values."""
+        if "greedy" not in self.expected.part(prefix + BOUNDED):
+            return report
+        forms = ModelForms(rounded_rows=prefix == ROUNDED)
+        found = self.check(prefix + BOUNDED, forms, prefill="bounded")
+        return _beside(report, "bounded prefill", bounded=found)
+
+    def check(self, prefix: str, forms: ModelForms, prefill: str = "exact") -> ForwardReport:
+        """Of the arrays that begin with `prefix`."""
+        checkpoint, whole, tolerances, options = self
+        expected = whole.part(prefix)
+        tokens = len(expected["ids"]) + len(_answer(expected))
+        limits = engine_limits(checkpoint.config, tokens, prefill)
+        rank_of = partial(run_rank, checkpoint, expected, limits, options, forms=forms)
+        runs = run_world(options.world, rank_of, options.backend)
+        run, backend = runs[0]
+        gaps = partial(_float32_gaps, checkpoint, expected, limits, options.threads, forms)
+        judge = make_judge(options.rule, tolerances, gaps if run.alone else None)
+        judge.failures.extend(_disagreements(runs))
+        if prefill == "bounded":
+            floor = max(0, len(expected["ids"]) - limits.reread)
+            if int(expected["bounded_floor"]) != floor:
+                judge.failures.append(f"the tail begins at {floor}, not where it should")
+        findings = compare(judge, run, expected)
+        return ForwardReport(
+            family=family_of(checkpoint.config).name,
+            variant=tolerances.variant,
+            backend=backend,
+            world=options.world,
+            rule=judge.rule,
+            ok=not judge.failures,
+            flips=tuple(judge.flips),
+            failures=tuple(judge.failures),
+            **{name: getattr(findings, name) for name in findings.__struct_fields__},
+        )
 
 
 def make_judge(

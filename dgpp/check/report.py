@@ -62,8 +62,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 class ForwardReport(Findings, frozen=True, kw_only=True):
     """`rule` is float32 or bf16; `failures` says in words what is out of tolerance. `flips` are
     told where each layer is fed the reference's own input. `rounded` is the same with cached rows
-    rounded as the release rounds them, where there are values of that; what fails there fails here
-    too."""
+    rounded as the release rounds them, `bounded` with the end of the prompt alone in later layers,
+    where there are values of that; what fails there fails here too."""
 
     family: str
     variant: str
@@ -74,3 +74,4 @@ class ForwardReport(Findings, frozen=True, kw_only=True):
     flips: tuple[Flip, ...] = ()
     failures: tuple[str, ...] = ()
     rounded: ForwardReport | None = None
+    bounded: ForwardReport | None = None

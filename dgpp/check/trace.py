@@ -18,7 +18,7 @@ from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 from kernels_numba.backend import Routes, Rows, Tensor
 from kernels_numba.extended import Selection
-from kernels_numba.tables import Ngrams
+from kernels_numba.tables import NgramHash, Ngrams
 
 F32Array = npt.NDArray[np.float32]
 SLOT = 1
@@ -35,7 +35,9 @@ class Taps:
         self._weights: dict[int, list[F32Array]] = defaultdict(list)
         self._selected: dict[int, list[npt.NDArray[np.int32]]] = defaultdict(list)
         self._gaps: dict[int, list[F32Array]] = defaultdict(list)
-        self._ngrams: list[npt.NDArray[np.int64]] = []
+        self._ngrams: dict[int, list[npt.NDArray[np.int64]]] = defaultdict(list)
+        self.hashes: list[NgramHash] = []
+        """How each table's rows are found, in the order of the layers that look them up."""
 
     def hidden(self, index: int, rows: Rows, x: Tensor) -> None:
         self._hidden[index].append(self._backend.read(x, rows.count))
@@ -51,11 +53,13 @@ class Taps:
         self._selected[layer].append(ops.read_selection(selection, rows.count))
 
     def looked_up(self, rows: Rows, ngrams: Ngrams) -> None:
-        self._ngrams.append(extended(self._backend).read_ngrams(ngrams, rows.count))
+        if id(ngrams) not in self._ngrams:
+            self.hashes.append(ngrams.how)
+        self._ngrams[id(ngrams)].append(extended(self._backend).read_ngrams(ngrams, rows.count))
 
-    def ngrams(self) -> npt.NDArray[np.int64] | None:
-        """int64 [T, heads]: rows of the table that the tokens name; None without such a table."""
-        return np.concatenate(self._ngrams) if self._ngrams else None
+    def ngrams(self) -> list[npt.NDArray[np.int64]]:
+        """Per table int64 [T, heads]: its rows that the tokens name; in the order of `hashes`."""
+        return [np.concatenate(held) for held in self._ngrams.values()]
 
     def selections(self) -> dict[int, npt.NDArray[np.int32]]:
         """Per sparse layer int32 [T, top], -1 beyond what was selected."""

@@ -50,6 +50,9 @@ def _print_values(report: ForwardReport) -> None:
         errors = f"max |error| {blocks.logits_max_abs:.3g}, {blocks.confidence_max_abs:.3g}"
         typer.echo(f"  {'blocks':<12} {errors} of confidence")
         typer.echo(f"  {'':<12} {blocks.equal} of {blocks.total} tokens equal")
+    if report.bounded is not None:
+        typer.echo("with bounded prefill:")
+        _print_values(report.bounded)
     if report.rounded is not None:
         typer.echo("with rounded cache rows:")
         _print_values(report.rounded)

@@ -19,9 +19,10 @@ from dgpp.models.forms import ModelForms
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.request import Submit, pack_ids
 
-V4 = "deepseek-v4-flash-mxfp4-fp8"
+V4, V41 = "deepseek-v4-flash-mxfp4-fp8", "deepseek-v4.1-flash-mxfp4-fp8"
 VOCAB = {
     V4: 512,
+    V41: 512,
     "toy": 128,
     "glm-4.7-bf16": 512,
     "mimo-bf16": 512,
@@ -77,8 +78,9 @@ def engines_of(name, backend_name):
     return engine
 
 
-# The whole of it takes one family most of a minute, which has a shorter test below.
-LONG = (V4,)
+# The whole of it takes such a family most of a minute; they have shorter tests, below and in
+# test_bounded_prefill.py.
+LONG = (V4, V41)
 
 
 @pytest.fixture(

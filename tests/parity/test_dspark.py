@@ -17,9 +17,11 @@ from dgpp.sched.plan import DecodeRow, Plan, PrefillChunk
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def engine() -> ModelEngine:
-    checkpoint = Checkpoint(fixture_directory("deepseek-v4-flash-mxfp4-fp8"))
+@pytest.fixture(
+    scope="module", params=["deepseek-v4-flash-mxfp4-fp8", "deepseek-v4.1-flash-mxfp4-fp8"]
+)
+def engine(request) -> ModelEngine:
+    checkpoint = Checkpoint(fixture_directory(request.param))
     return ModelEngine(checkpoint, LIMITS, 2, drafts=True)
 
 

@@ -36,6 +36,7 @@ FAMILIES = [
     "qwen3.8-27b-bf16",
     "glm-5.3-bf16 fp4",
     "mimo-bf16 fp8",
+    "deepseek-v4.1-flash-mxfp4-fp8",
 ]
 """Fixtures, and after them how cached context is packed."""
 GREEDY = SamplingParams(temperature=0.0)

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 # Of each fixture the worlds that its family is served in.
 FIXTURES = {
     "deepseek-v4-flash-mxfp4-fp8": (1, 2, 4),
+    "deepseek-v4.1-flash-mxfp4-fp8": (1, 2, 4),
     "glm-5.3-bf16": (1, 2, 4),
     "glm-5.3-int4-int8": (1, 2, 4),
     "glm-5.3-flash-bf16": (1, 2, 4),
@@ -52,8 +53,12 @@ def test_served_as_it_would_be(name: str, world: int) -> None:
     assert report.router_equal
     assert report.selected_equal
     assert (report.mtp_max_abs is not None) == ("mtp_logits" in expected)
-    rounded = [report.rounded] if "qdq_logits" in expected else []
-    for part in (report, *rounded):
+    parts = [report]
+    if "qdq_logits" in expected:
+        parts.append(report.rounded)
+    if "bounded_greedy" in expected:
+        parts += [part.bounded for part in parts]
+    for part in parts:
         assert part is not None
         assert (part.blocks is not None) == ("dspark_logits" in expected)
         assert part.blocks is None or part.blocks.equal == part.blocks.total > 0

@@ -53,6 +53,12 @@ def test_the_end_of_a_prompt_that_is_read_in_any_case_is_not_looked_up():
     assert requests.serve([*prompt, *tokens((2, 9))], [5]) == 28
     assert requests.serve(prompt[:10], [5]) == 0
     assert requests.serve(prompt[:6], [5]) == 0
+    # An entry serves its own cut alone: it is where the same prompt can be continued from.
+    for boundaries in ([], [30], [9]):
+        requests = Requests(shape(reread=10, paged_only=False, heads=False), 64)
+        requests.serve(prompt, [5], boundaries=boundaries)
+        cut = 8 if boundaries == [9] else 20
+        assert requests.serve(prompt, [5], boundaries=boundaries) == cut
 
 
 def test_a_shared_beginning_is_found_at_any_cut_of_paged_state():
