@@ -25,6 +25,7 @@ from actors.metrics import COLD_FIGURES
 from actors.role import Role
 from actors.world import SLAB
 from dgpp.checkpoint.json_file import read_json
+from dgpp.config.settings import PathSettings
 from dgpp.engine.base import Engine, StepTrace
 from dgpp.errors import ConfigError, EngineStalledError
 from dgpp.net.collective import Collective
@@ -237,6 +238,12 @@ def open_ranks(boot: Boot, slab: int) -> Collective:
         os.close(slab)
 
 
+def image_directory(paths: PathSettings) -> Path | None:
+    """Where weight images are kept, as the node says or else the deployment; None: nowhere."""
+    told = os.environ.get("DGPP_RESIDENT_CACHE_DIR") or paths.resident_cache
+    return Path(told).expanduser() if told else None
+
+
 def build_engine(boot: Boot, collective: Collective | None = None) -> Engine:
     """The engine that `boot.backend` names, loaded, one rank of a world where there is a
     `collective`. Raises named errors of dgpp.errors."""
@@ -249,7 +256,8 @@ def build_engine(boot: Boot, collective: Collective | None = None) -> Engine:
         lines = load_script(Path(script), boot.limits.vocab_size) if script else []
         return ScriptedEngine(boot.limits, lines)
     if boot.backend in ("cpu", "cuda"):
-        from dgpp.engine.model_engine import DummyModel, ModelEngine
+        from dgpp.engine.loading import DummyModel
+        from dgpp.engine.model_engine import ModelEngine
         from dgpp.models.forms import model_forms
         from dgpp.models.tables import Tables
 
@@ -263,6 +271,7 @@ def build_engine(boot: Boot, collective: Collective | None = None) -> Engine:
             collective=collective,
             embed_sharding=boot.settings.engine.embed_sharding,
             forms=model_forms(boot.settings.engine),
+            images=image_directory(boot.settings.paths),
             tables=Tables(mapped=boot.settings.engine.ngram_table == "mmap"),
         )
         engine.warm_up()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,16 @@ class Checkpoint:
     @property
     def names(self) -> list[str]:
         return list(self._home)
+
+    def identity(self) -> str:
+        """16 hex digits over config.json and, of each file, name, size, time and header: they
+        change where the weights do."""
+        digest = hashlib.sha256((self.directory / "config.json").read_bytes())
+        for shard in self._shards:
+            state = shard.path.stat()
+            digest.update(f"{shard.path.name} {state.st_size} {state.st_mtime_ns}".encode())
+            digest.update(shard.header)
+        return digest.hexdigest()[:16]
 
     def entry(self, name: str) -> TensorEntry | None:
         """What the header says of tensor `name`, None when there is no such tensor."""

@@ -129,6 +129,12 @@ class Shard:
             )
         return TensorEntry(name, dtype, shape, begin, end)
 
+    @property
+    def header(self) -> bytes:
+        """The header as it is written."""
+        assert self._map is not None
+        return self._map[: self._start]
+
     def read(self, name: str) -> npt.NDArray[Any]:
         """The tensor as a read-only view of the mapped file."""
         assert self._map is not None

@@ -151,7 +151,7 @@ class PathSettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _Later("installed releases", valid=is_remote_directory, expected=REMOTE_DIRECTORY),
     ] = "~/dgpp/releases"
-    resident_cache: Annotated[str, _Later("prepacked weight images; empty: automatic")] = ""
+    resident_cache: Annotated[str, _Local("weight images of the ranks; empty: none are kept")] = ""
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):

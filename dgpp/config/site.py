@@ -38,7 +38,7 @@ NODE_KEYS = (
 
 OVERRIDE_KEYS = NODE_KEYS[:4]
 
-SERVED_NODE_KEYS = ("HF_HUB_CACHE", "DGPP_LOG_LEVEL", "DGPP_MLOCK")
+SERVED_NODE_KEYS = ("HF_HUB_CACHE", "DGPP_RESIDENT_CACHE_DIR", "DGPP_LOG_LEVEL", "DGPP_MLOCK")
 """Those that change something today."""
 
 
@@ -82,7 +82,7 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     HF_HOME: Annotated[str, Key("Hugging Face's directory; its hub is HF_HOME/hub")] = ""
     HF_HUB_CACHE: Annotated[str, Key("downloaded checkpoints")] = ""
     DGPP_RESIDENT_CACHE_DIR: Annotated[
-        str, Key("prepacked weight images; wins over paths.resident_cache", now=LATER)
+        str, Key("weight images of the ranks; wins over paths.resident_cache")
     ] = ""
     DGPP_ROCE_DEVICES: Annotated[
         tuple[str, ...],

@@ -6,30 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.checkpoint.draft_vocab import read_draft_vocab
 from dgpp.engine.agreement import require_one_model
 from dgpp.engine.backends import make_backend
 from dgpp.engine.base import EngineLimits, StepTrace
+from dgpp.engine.loading import DummyModel, Loading
 from dgpp.engine.moves import StateMoves
 from dgpp.engine.row_selection import RowSelector, row_draw
 from dgpp.engine.scoring import PromptScorer, scored_rows
 from dgpp.engine.sharded_selection import ShardedSelector, gather_slices
 from dgpp.errors import CheckpointError, NumericError
-from dgpp.models.account import Account
-from dgpp.models.dummy_weights import DummyWeights
 from dgpp.models.forms import AS_STORED, ModelForms
 from dgpp.models.observer import Observer
 from dgpp.models.plan import row_capacity
-from dgpp.models.registry import Model, family_of
 from dgpp.models.shard import ALONE, Shard
-from dgpp.models.sources import CheckedWeights, LoadedWeights
 from dgpp.models.tables import RESIDENT, Tables
 from dgpp.net.collective import Collective
 from dgpp.sample.candidates import Candidates, SlotTables
@@ -44,13 +39,6 @@ from kernels_numba.backend import Backend, Draw, Logits
 I32Array = npt.NDArray[np.int32]
 
 NOT_NUMBERS = "no numbers (NaN): the weights or config.json are damaged"
-
-
-@dataclass(frozen=True, slots=True)
-class DummyModel:
-    """A model of which only config.json is there; its weights are random."""
-
-    config: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -88,6 +76,7 @@ class ModelEngine:
     `threads` are the CPU backend's, `device` is the CUDA backend's.
     `drafts` loads the draft layers too (their numbers can be checked; they do not serve yet).
     `forms` are those that the model is held in, `tables` says where its tables are.
+    `images` is a directory where weights as they are held are kept, and taken from, if given.
     `observer`, when set, sees each layer of every forward.
 
     With `collective`, which has joined, the engine is one rank of a world: every method but
@@ -108,6 +97,7 @@ class ModelEngine:
         embed_sharding: str = "replicated",
         forms: ModelForms = AS_STORED,
         tables: Tables = RESIDENT,
+        images: Path | None = None,
     ) -> None:
         if isinstance(checkpoint, Path):
             checkpoint = Checkpoint(checkpoint)
@@ -118,7 +108,9 @@ class ModelEngine:
         shard = ALONE
         if collective is not None:
             shard = Shard(collective.rank, collective.world, embed_sharding == "vocab")
-        self.model, account = _load(checkpoint, self.backend, shard, forms, tables, drafts=drafts)
+        load = Loading(checkpoint, self.backend, shard, forms, tables, drafts)
+        self.model, account = load.run(images)
+        self._notes = load.notes
         if drafts and forms.draft_vocab:
             path = Path(forms.draft_vocab).expanduser()
             self.model.limit_drafts(read_draft_vocab(path, limits.vocab_size).tolist())
@@ -181,7 +173,7 @@ class ModelEngine:
 
     def notes(self) -> list[str]:
         """Lines for the start-up log, once warm."""
-        return self.backend.notes()
+        return [*self._notes, *self.backend.notes()]
 
     def launch(self, plan: Plan, tables: SlotTables) -> None:
         lane = self._lanes[self._launched % len(self._lanes)]
@@ -307,26 +299,3 @@ class ModelEngine:
 def _require_numbers(found: Candidates) -> None:
     if np.isnan(found.lse).any():
         raise NumericError(f"engine: the model's logits are {NOT_NUMBERS}")
-
-
-def _load(
-    checkpoint: Checkpoint | DummyModel,
-    backend: Backend,
-    shard: Shard,
-    forms: ModelForms,
-    tables: Tables,
-    *,
-    drafts: bool,
-) -> tuple[Model, Account]:
-    family = family_of(checkpoint.config)
-    config = family.settle(checkpoint.config, forms)
-    if isinstance(checkpoint, DummyModel):
-        source = DummyWeights(backend, shard, tables, forms=forms)
-        return family.build(config, source, drafts=drafts), Account()
-    trial = Binding(checkpoint)
-    family.build(config, CheckedWeights(trial, shard, tables), drafts=drafts)
-    trial.finish()
-    loaded = LoadedWeights(Binding(checkpoint), backend, shard, tables, forms)
-    model: Model = family.build(config, loaded, drafts=drafts)
-    checkpoint.release()
-    return model, loaded.account

@@ -26,6 +26,7 @@ from kernels_numba.cpu import rotary as rotary_kernels
 from kernels_numba.cpu import rows as row_kernels
 from kernels_numba.cpu import selected as selected_kernels
 from kernels_numba.cpu.extended import CpuExtended, address_of, head_norms
+from kernels_numba.cpu.images import CpuImages
 from kernels_numba.cpu.matrix import CpuMatrix
 from kernels_numba.cpu.memory import Block, allocate, grown, padded
 from kernels_numba.cpu.norm import rms_rows
@@ -84,7 +85,7 @@ class _RouteHandle:
         self.order, self.place = (int(row.ctypes.data) for row in self.scratch)
 
 
-class CpuBackend(CpuExtended):
+class CpuBackend(CpuExtended, CpuImages):
     """Implements `kernels_numba.backend.Backend` for up to `capacity` rows on `threads` threads."""
 
     name = "cpu"
@@ -147,10 +148,13 @@ class CpuBackend(CpuExtended):
 
     def matrix(self, parts: Sequence[Part]) -> CpuMatrix:
         matrix = CpuMatrix(parts)
+        self._make_room(matrix)
+        return matrix
+
+    def _make_room(self, matrix: CpuMatrix) -> None:
         self._normed = grown(self._normed, self.capacity, matrix.depth)
         floats = linear_kernels.panel_floats(matrix.depth)
         self._panels = grown(self._panels, self._cores, floats)
-        return matrix
 
     def cut(self, matrix: CpuMatrix, first: int, rows: int) -> CpuMatrix:
         return matrix.cut(first, rows)

@@ -66,6 +66,25 @@ class CpuMatrix:
             first, line = last, line + scale.shape[0]
         self._find()
 
+    @classmethod
+    def of(
+        cls,
+        form: Form,
+        columns: int,
+        data: npt.NDArray[Any],
+        scale: npt.NDArray[Any],
+        factors: npt.NDArray[Any],
+    ) -> CpuMatrix:
+        """A matrix over arrays that another one's are copies of."""
+        matrix = cls.__new__(cls)
+        matrix.form, matrix.layout = form, LAYOUTS[form]
+        matrix.dot, matrix.widen = block_address(form), row_address(form)
+        matrix.rows, matrix.columns = len(data), columns
+        matrix.depth = -(-columns // VECTOR) * VECTOR
+        matrix.data, matrix.scale, matrix.factors = data, scale, factors
+        matrix._find()
+        return matrix
+
     def cut(self, first: int, rows: int) -> CpuMatrix:
         """Rows first … first + rows − 1, where they lie; of forms whose rows have no grid."""
         if self.layout.grid:

@@ -11,7 +11,8 @@ from kernels_numba.jit import carray, intrinsic, kernel
 # ruff: noqa: ANN001, ANN202 - numba.extending calls intrinsics with compiler objects.
 
 
-def _pointer_to(element: Any) -> Any:
+def pointer_to(element: Any) -> Any:
+    """An intrinsic that takes an address for a pointer to `element`."""
     make_pointer: Any = types.CPointer
     pointer = make_pointer(element)
 
@@ -25,11 +26,11 @@ def _pointer_to(element: Any) -> Any:
     return intrinsic(cast)
 
 
-pointer_f32 = _pointer_to(types.float32)
-pointer_i32 = _pointer_to(types.int32)
-pointer_u16 = _pointer_to(types.uint16)
-pointer_i64 = _pointer_to(types.int64)
-pointer_u8 = _pointer_to(types.uint8)
+pointer_f32 = pointer_to(types.float32)
+pointer_i32 = pointer_to(types.int32)
+pointer_u16 = pointer_to(types.uint16)
+pointer_i64 = pointer_to(types.int64)
+pointer_u8 = pointer_to(types.uint8)
 
 
 @kernel(inline=True)

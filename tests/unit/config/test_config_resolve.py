@@ -233,7 +233,6 @@ def test_one_rank_may_share_the_journal_port():
         (MINIMAL | {"nvme_cache": {"enabled": True, "min_tokens": 9, "keep": False}}, []),
         (MINIMAL | {"release": "9.9"}, ["release"]),
         (MINIMAL | {"ports": {"metrics": 9100}}, []),
-        (MINIMAL | {"paths": {"resident_cache": "/x"}}, ["paths.resident_cache"]),
         (engine(admission_window=7), []),
         (
             engine(bulk_inflight=4, bulk_pace_gbps=1, rendezvous_timeout_ms=9),
