@@ -16,6 +16,8 @@ from dgpp.errors import ConfigError
 from dgpp.models.plan import MemorySettings, plan_memory
 from dgpp.models.registry import family_of
 from dgpp.models.sources import CheckedWeights, Linear, WeightSource
+from dgpp.models.table_binding import bind_table
+from dgpp.models.tables import Table
 from kernels_numba.backend import Matrix
 
 WORLDS = (1, 2, 4)
@@ -74,6 +76,14 @@ class _Tally(CheckedWeights):
         values = super()._values(name, shape, dtypes)
         self.vectors += _counted([values])
         return values
+
+    def table(self, item: str, table: Table) -> Any:
+        counts = self.formats.setdefault(f"{table.format.name}, looked up", Counter())
+        for shard in bind_table(self._binding, self._elsewhere, table):
+            stored = [shard.part.data]
+            if not table.scale and shard.part.scale is not None:
+                stored.append(shard.part.scale)
+            counts += _counted(stored)
 
     def unloaded(self) -> WeightSource:
         self.draft = self.draft or _Tally(self._binding)

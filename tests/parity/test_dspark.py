@@ -18,7 +18,11 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(
-    scope="module", params=["deepseek-v4-flash-mxfp4-fp8", "deepseek-v4.1-flash-mxfp4-fp8"]
+    scope="module",
+    params=[
+        "deepseek-v4-flash-mxfp4-fp8",
+        pytest.param("deepseek-v4.1-flash-mxfp4-fp8", marks=pytest.mark.long),
+    ],
 )
 def engine(request) -> ModelEngine:
     checkpoint = Checkpoint(fixture_directory(request.param))
