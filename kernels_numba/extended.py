@@ -392,6 +392,7 @@ class ExtendedBackend(Backend, StreamBackend, TableBackend, Protocol):
         candidates: Candidates | None = None,
     ) -> None:
         """Per row the best keys of its slot up to its own position, the lower first of equals.
+        `weights` are rows, or one vector for all of them.
 
         With `candidates` the best blocks of keys are left there, or only keys of those blocks are
         taken, which a layer before left of the same keys."""

@@ -73,16 +73,20 @@ def _prompt_logits(expected: Expected) -> Array:
 
 def _tables(judge: Judge, taps: Taps, expected: Expected) -> None:
     """Rows of tables that the tokens' n-grams name, and what finds them."""
+    if "ngram_rows" in expected:
+        found = taps.ngrams()
+        if len(found) != 1 or not np.array_equal(found[0], expected["ngram_rows"]):
+            judge.failures.append("ngram_rows: not identical")
     if "engram_rows" not in expected:
         return
     hashes = taps.hashes
-    found = {
+    named = {
         "engram_rows": taps.ngrams(),
         "engram_primes": [how.primes for how in hashes],
         "engram_multipliers": [how.multipliers for how in hashes],
         "token_map": hashes[0].classes if hashes else [],
     }
-    for name, got in found.items():
+    for name, got in named.items():
         wanted = expected[name].astype(np.int64)
         values = np.asarray(got, np.int64)
         if name == "engram_rows":

@@ -132,28 +132,43 @@ class Expected:
         }
 
 
-def stated_tolerances(expected: Path) -> Tolerances | None:
-    """From the index.json beside the fixture's folder; None when it has no entry for the file.
-
-    Raises CheckpointError where that entry states no tolerances. Other index files are no matter.
-    """
+def _entry_of(expected: Path) -> dict[str, Any] | None:
+    """The fixture's entry in the index.json beside its folder; None where there is none."""
     index = expected.parent.parent / "index.json"
     try:
         entries = msgspec.json.decode(index.read_bytes())
     except (OSError, msgspec.DecodeError, RecursionError):
         return None
     for entry in entries if isinstance(entries, list) else []:
-        if not isinstance(entry, dict):
-            continue
-        if (entry.get("path"), entry.get("expected")) == (expected.parent.name, expected.name):
-            try:
-                found = msgspec.convert(entry, _Entry)
-                noise = stated_noise(entry)
-            except msgspec.ValidationError as error:
-                raise CheckpointError(f"{index}: {expected.parent.name}: {error}") from error
-            stated = found.tolerance
-            return Tolerances(stated.logits, stated.hidden, found.variant, noise)
+        if isinstance(entry, dict):
+            told = (entry.get("path"), entry.get("expected"))
+            if told == (expected.parent.name, expected.name):
+                return entry
     return None
+
+
+def stated_tables(expected: Path) -> Path | None:
+    """The checkpoint that holds the fixture's n-gram table, where its entry names one."""
+    name = (_entry_of(expected) or {}).get("ngram_table_from")
+    return expected.parent.parent / name if isinstance(name, str) else None
+
+
+def stated_tolerances(expected: Path) -> Tolerances | None:
+    """From the index.json beside the fixture's folder; None when it has no entry for the file.
+
+    Raises CheckpointError where that entry states no tolerances. Other index files are no matter.
+    """
+    entry = _entry_of(expected)
+    if entry is None:
+        return None
+    try:
+        found = msgspec.convert(entry, _Entry)
+        noise = stated_noise(entry)
+    except msgspec.ValidationError as error:
+        index = expected.parent.parent / "index.json"
+        raise CheckpointError(f"{index}: {expected.parent.name}: {error}") from error
+    stated = found.tolerance
+    return Tolerances(stated.logits, stated.hidden, found.variant, noise)
 
 
 def uniform_tolerances(value: float) -> Tolerances:

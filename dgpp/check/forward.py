@@ -25,6 +25,7 @@ from dgpp.models.dflash2.config import is_drafter
 from dgpp.models.forms import AS_STORED, ModelForms
 from dgpp.models.plan import BLOCK_TOKENS, MemorySettings, plan_memory
 from dgpp.models.registry import family_of
+from dgpp.models.tables import Tables
 from dgpp.net.collective import Collective
 
 CHUNK = 16
@@ -34,7 +35,9 @@ SLOTS = 2
 
 class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a check runs. `per_layer` feeds each layer the reference's own input, so that errors do
-    not add up. `threads` are each rank's; rank r of a `world` takes GPU r, as far as there are."""
+    not add up. `threads` are each rank's; rank r of a `world` takes GPU r, as far as there are.
+    Tables of n-grams are `mapped` or copied, from the directory `tables` where the checkpoint has
+    none."""
 
     threads: int = 2
     per_layer: bool = False
@@ -42,6 +45,8 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     rule: str = "float32"
     world: int = 1
     embed_sharding: str = "replicated"
+    mapped: bool = False
+    tables: Path | None = None
 
 
 def engine_limits(config: dict[str, object], tokens: int, prefill: str = "exact") -> EngineLimits:
@@ -97,6 +102,7 @@ def run_rank(
     forms: ModelForms = AS_STORED,
 ) -> RankRun:
     """One rank's way through the prompt of `expected`, and through its answer."""
+    tables = None if options.tables is None else Checkpoint(options.tables)
     engine = ModelEngine(
         checkpoint,
         limits,
@@ -107,6 +113,7 @@ def run_rank(
         collective=collective,
         embed_sharding=options.embed_sharding,
         forms=forms,
+        tables=Tables(options.mapped, tables),
     )
     chain = len(expected["mtp_chain_ids"]) if "mtp_chain_ids" in expected else 0
     trace = Trace(engine, expected["ids"], _answer(expected), chain, _anchors(expected))

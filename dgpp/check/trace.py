@@ -109,6 +109,7 @@ class Trace:
         self.final_norm: list[F32Array] = []
         self.draft_logits: list[list[F32Array]] = []
         self.draft_hidden: list[list[F32Array]] = []
+        self._last: F32Array = np.zeros((1, 0), np.float32)
         self.chain_ids: list[int] = []
         self.chain_logits: list[F32Array] = []
         self.greedy: list[int] = []
@@ -158,6 +159,9 @@ class Trace:
         hidden = engine.backend.tensor(model.hidden, wide=True)
         model.final_hidden(rows, hidden)
         self.final_norm.append(engine.backend.read(hidden, count))
+        hidden = engine.backend.tensor(model.draft_width, wide=True)
+        model.draft_hidden(rows, hidden)
+        self._last = engine.backend.read(hidden, count)[-1:]
         for level in range(len(model.drafts)):
             self._draft_chunk(level, start, count, hidden)
             hidden = model.drafts[level].hidden
@@ -198,9 +202,8 @@ class Trace:
         state and the answer's first token, a further one from the draft before and its token."""
         engine = self._engine
         rows, model, logits = engine.rows, engine.model, self._chunk_logits
-        last = self.final_norm[-1][-1:]
-        hidden = engine.backend.tensor(last.shape[1], wide=True)
-        engine.backend.write(hidden, last)
+        hidden = engine.backend.tensor(model.draft_width, wide=True)
+        engine.backend.write(hidden, self._last)
         token = int(self._answer[0])
         for drafted in range(length):
             rows.count = 1

@@ -238,6 +238,18 @@ def _gptq(bits: int) -> Format:
     return Format(f"int{bits} g128 (GPTQ)", form, tensors, parts)
 
 
+def bf16_stack(count: int) -> Format:
+    """bf16 [count, N, K] under the stack's own name: `count` matrices of equal rows."""
+
+    def tensors(rows: int, columns: int) -> tuple[Stored, ...]:
+        return (Stored("", (count, rows // count, columns), ("BF16",)),)
+
+    def parts(name: str, arrays: Sequence[Array]) -> list[Part]:
+        return [Part(Form.BF16, arrays[0].reshape(-1, arrays[0].shape[-1]))]
+
+    return Format("bf16", Form.BF16, tensors, parts)
+
+
 BF16 = _plain(Form.BF16, "BF16")
 BF16_BARE = _plain(Form.BF16, "BF16", "")
 """bf16 under the matrix's own name."""

@@ -102,6 +102,13 @@ def check_forward(
     embed_sharding: Annotated[
         str, typer.Option(help="Embedding on each rank: replicated or vocab.")
     ] = "replicated",
+    ngram_table: Annotated[
+        str, typer.Option(help="N-gram tables in memory or on disk: resident or mmap.")
+    ] = "resident",
+    ngram_table_model: Annotated[
+        Path | None,
+        typer.Option(help="Checkpoint directory that holds the n-gram table, where it is another."),
+    ] = None,
     target: Annotated[
         Path | None, typer.Option(help="Checkpoint directory of a block drafter's target.")
     ] = None,
@@ -110,7 +117,7 @@ def check_forward(
     import msgspec
 
     from dgpp.check.drafter import DrafterReport, open_and_check_drafter
-    from dgpp.check.expected import stated_tolerances, uniform_tolerances
+    from dgpp.check.expected import stated_tables, stated_tolerances, uniform_tolerances
     from dgpp.check.forward import CheckOptions, open_and_check
     from dgpp.engine.backends import choose_backend
 
@@ -122,6 +129,9 @@ def check_forward(
         raise typer.Exit(1)
     if embed_sharding not in ("replicated", "vocab"):
         typer.echo(f"--embed-sharding: {embed_sharding!r} is not replicated or vocab", err=True)
+        raise typer.Exit(1)
+    if ngram_table not in ("resident", "mmap"):
+        typer.echo(f"--ngram-table: {ngram_table!r} is not resident or mmap", err=True)
         raise typer.Exit(1)
     chosen, _ = choose_backend(backend)
     tolerances = stated_tolerances(expected)
@@ -137,6 +147,8 @@ def check_forward(
         rule=RULES[chosen] if rule == "auto" else rule,
         world=world,
         embed_sharding=embed_sharding,
+        mapped=ngram_table == "mmap",
+        tables=ngram_table_model or stated_tables(expected),
     )
     report: ForwardReport | DrafterReport
     if target is None:

@@ -56,7 +56,9 @@ class Loading:
         build(CheckedWeights(trial, self.shard, self.tables))
         trial.finish()
         model, account = self._from_files(checkpoint, build, images)
-        checkpoint.release()
+        for read in (checkpoint, self.tables.checkpoint):
+            if read is not None:
+                read.release()
         return model, account
 
     def _from_files(

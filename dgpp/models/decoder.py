@@ -10,8 +10,9 @@ from dgpp.checkpoint.formats import BF16, Format
 from dgpp.models.layers.draft_scores import DraftScores
 from dgpp.models.layers.dspark import DSpark
 from dgpp.models.layers.embedding import Embedding
+from dgpp.models.layers.extended import extended
 from dgpp.models.layers.hyper import Streams
-from dgpp.models.layers.mtp import Layer, MtpLevel
+from dgpp.models.layers.mtp import DraftLevel, Layer
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
 from dgpp.models.shard import Split
@@ -24,8 +25,8 @@ from kernels_numba.backend import Backend, Logits, Matrix, Norm, Rows, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Both ends of a decoder: sizes and tensors. Without `head` the embedding is the head too;
-    `plus` is added to the final norm's weights."""
+    """Both ends of a decoder: sizes and tensors. Without `head` the embedding is the head too,
+    without `norm` there is none before it; `plus` is added to the final norm's weights."""
 
     vocab: int
     hidden: int
@@ -46,7 +47,7 @@ class Decoder(ABC):
     """
 
     layers: Sequence[Layer]
-    drafts: Sequence[MtpLevel]
+    drafts: Sequence[DraftLevel]
     state: StateDeclaration
     workspace: WorkspaceShape
     rotary: int
@@ -54,6 +55,8 @@ class Decoder(ABC):
     streams: Streams | None = None
     drafter: DSpark | None = None
     """What drafts blocks at once, where the family has it and drafts are loaded."""
+    draft_streams = False
+    """Whether drafts continue from the residual's streams, and have as many."""
     _draft_scores: DraftScores | None = None
     tail = 0
     """Tokens at a prompt's end which are all that bounded prefill gives to later layers; 0 where
@@ -62,8 +65,10 @@ class Decoder(ABC):
     def __init__(self, source: WeightSource, ends: Ends) -> None:
         self.embedding = Embedding(source, ends.embedding, ends.vocab, ends.hidden)
         self.vocabulary = source.shard.span(Split.VOCABULARY, ends.vocab, "lm_head")
-        norm = source.vector("norms", ends.norm, ends.hidden, plus=ends.plus)
-        self._norm = Norm(norm, ends.eps)
+        self._norm: Norm | None = None
+        if ends.norm:
+            norm = source.vector("norms", ends.norm, ends.hidden, plus=ends.plus)
+            self._norm = Norm(norm, ends.eps)
         self._tied = not ends.head
         self.hidden = ends.hidden
         self.head: Matrix = None
@@ -84,7 +89,7 @@ class Decoder(ABC):
             own, held = self.vocabulary, self.embedding.held
             self.head = backend.cut(self.embedding.matrix, own.start - held.start, len(own))
         self.work = Workspace(backend, self.workspace, collective)
-        self.draft_work = self.work.of_one_stream()
+        self.draft_work = self.work if self.draft_streams else self.work.of_one_stream()
         self.prepare_layers(backend, pools, positions)
         for draft in self.drafts:
             draft.prepare(backend)
@@ -137,8 +142,23 @@ class Decoder(ABC):
             self.drafts[level].logits(index, self.head, out)
 
     def final_hidden(self, rows: Rows, out: Tensor) -> None:
-        """out[r] = the last forward's row r after the final norm."""
-        self.ops.norm(rows, self.work.x, self._norm, out)
+        """out[r] = the last forward's row r as the head takes it: after the final norm."""
+        if self._norm is None:
+            extended(self.ops).copy(rows, self.work.x, out)
+        else:
+            self.ops.norm(rows, self.work.x, self._norm, out)
+
+    @property
+    def draft_width(self) -> int:
+        """Values of a row that drafts continue from."""
+        return self.workspace.streams * self.hidden if self.draft_streams else self.hidden
+
+    def draft_hidden(self, rows: Rows, out: Tensor) -> None:
+        """out[r] = what the first draft level continues from, of the last forward's row r."""
+        if self.draft_streams:
+            extended(self.ops).copy(rows, self.work.streams, out)
+        else:
+            self.final_hidden(rows, out)
 
     def logits(self, index: Sequence[int], out: Logits) -> None:
         """Logits [len(index), ids of this rank] of rows `index` of the last forward."""

@@ -143,3 +143,19 @@ def mixed(found: Mapping[str, Any]) -> Quantised:
     layers = "|".join(str(int(layer)) for layer in experts.get("layers", []))
     pattern = re.compile(rf"model\.layers\.(?:{layers})\.mlp\.experts\.")
     return Quantised(base.ignored, ((pattern, NVFP4_COMPRESSED), *base.groups))
+
+
+def modelopt_ignored(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Shell-style names of the modules that a modelopt NVFP4 checkpoint leaves in bf16. Raises
+    CheckpointError naming the field."""
+    for key, wanted in (("quant_method", "modelopt"), ("quant_algo", "NVFP4")):
+        if found.get(key) != wanted:
+            raise refuse(f"{FIELD}.{key}", f"is {found.get(key)!r}, not {wanted!r}")
+    for name, group in found.get("config_groups", {}).items():
+        weights = group.get("weights", {})
+        if (weights.get("num_bits"), weights.get("group_size")) != (4, 16):
+            raise refuse(f"{FIELD}.config_groups.{name}.weights", "is not 4 bits in groups of 16")
+    ignored = found.get("ignore")
+    if not isinstance(ignored, list):
+        raise refuse(f"{FIELD}.ignore", "is missing")
+    return tuple(str(pattern) for pattern in ignored)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from dgpp.errors import CheckpointError
 from dgpp.models.deepseek_v4 import config as v4_config
 from dgpp.models.deepseek_v4.model import DeepseekV4Model
@@ -27,6 +29,8 @@ from dgpp.models.mimo_v2.model import MimoModel
 from dgpp.models.observer import Observer
 from dgpp.models.qwen3_5 import config as qwen35_config
 from dgpp.models.qwen3_5.model import Qwen35Model
+from dgpp.models.qwen4_exp import config as qwen4_config
+from dgpp.models.qwen4_exp.model import Qwen4ExpModel
 from dgpp.net.collective import Collective
 from dgpp.state.declaration import StateDeclaration
 from dgpp.state.pools import StatePools
@@ -110,6 +114,13 @@ class Model(Protocol):
     def final_hidden(self, rows: Rows, out: Tensor) -> None:
         """The last forward's rows after the final norm."""
 
+    @property
+    def draft_width(self) -> int:
+        """Values of a row that drafts continue from."""
+
+    def draft_hidden(self, rows: Rows, out: Tensor) -> None:
+        """What the first draft level continues from, of the last forward's rows."""
+
     def logits(self, index: Sequence[int], out: Logits) -> None:
         """Logits [len(index), |vocabulary|] of rows of the last forward."""
 
@@ -136,6 +147,8 @@ class Family:
         self.takes.require(self.name, forms)
         if forms.rope_scaling is not None:
             parsed = stretched_context(parsed, forms.rope_scaling)
+        if forms.mtp_expert_format != AS_STORED.mtp_expert_format:
+            parsed = msgspec.structs.replace(parsed, mtp_experts=forms.mtp_expert_format)
         if not forms.rounded_rows and self.exact is not None:
             parsed = self.exact(parsed)
         return parsed
@@ -156,6 +169,12 @@ FAMILIES = {
         qwen35_config.parse,
         Qwen35Model,
         FamilyForms(dense_fp8=True, yarn=True),
+    ),
+    "qwen4_exp": Family(
+        "qwen3.8-flash-next",
+        qwen4_config.parse,
+        Qwen4ExpModel,
+        FamilyForms(dense_fp8=True, yarn=True, mtp_experts=("fp8", "bf16_fused")),
     ),
     "mimo_v2": Family("mimo", mimo_config.parse, MimoModel),
 }

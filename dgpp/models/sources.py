@@ -43,7 +43,8 @@ class Linear:
 
     What is used of it: the row ranges `take` (first, count) in their order, all rows where there is
     none, and the columns `span` (first, count), all of them where it is None. `split` says how
-    ranks share that out: each range by itself (TAKEN: `take` is what this rank has).
+    ranks share that out: each range by itself (TAKEN: `take` is what this rank has, and so have
+    `copies` ranks).
     """
 
     name: str
@@ -53,6 +54,7 @@ class Linear:
     take: tuple[tuple[int, int], ...] = ()
     span: tuple[int, int] | None = None
     split: Split = Split.NONE
+    copies: int = 1
 
     def own(self, shard: Shard, held: Form | None = None) -> Linear:
         """What one rank uses of it, `held` in another form than it is stored in where that is
@@ -91,11 +93,12 @@ class Linear:
 @dataclass(frozen=True, slots=True)
 class Depthwise:
     """A depthwise kernel `name` [channels, 1, taps]; ranks share out each of the channel ranges
-    (first, count), all channels where none are given."""
+    (first, count), all channels where none are given, unless each has them `whole`."""
 
     name: str
     channels: int
     take: tuple[tuple[int, int], ...] = ()
+    whole: bool = False
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -103,7 +106,12 @@ class Depthwise:
 
     def own(self, shard: Shard) -> int:
         """Channels of one rank."""
-        return sum(shard.part(count, self.name) for _, count in self.ranges)
+        return sum(len(span) for _, span in self.spans(shard))
+
+    def spans(self, shard: Shard) -> list[tuple[int, range]]:
+        """The first channel of each range, and what a rank has of the range."""
+        split = Split.NONE if self.whole else Split.ROWS
+        return [(at, shard.span(split, count, self.name)) for at, count in self.ranges]
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +358,7 @@ class LoadedWeights(CheckedWeights):
             if linear.split is not Split.NONE:
                 whole = stored if linear.split is Split.TAKEN else _used(stored, linear)
             alike = arrays if linear.split is Split.NONE else None
-            self.account.add(linear.name, _codes(whole), _codes(parts), alike)
+            self.account.add(linear.name, linear.copies * _codes(whole), _codes(parts), alike)
         if held is Form.FP8_BLOCK and linear.format.form is not held:
             return fp8_cut(stored[0], own.ranges, own.span or (0, own.columns))
         return parts
@@ -382,10 +390,11 @@ class LoadedWeights(CheckedWeights):
         for kernel in kernels:
             name, shape = kernel.name, (kernel.channels, 1, taps)
             whole = self._values(name, shape, FLOATS)
-            spans = [(at, self.shard.span(Split.ROWS, n, name)) for at, n in kernel.ranges]
+            spans = kernel.spans(self.shard)
             own = np.concatenate([whole[at + s.start : at + s.stop, 0] for at, s in spans])
             if self.shard.world > 1:
-                self.account.add(name, whole.nbytes, own.nbytes, None)
+                alike = [whole] if kernel.whole else None
+                self.account.add(name, whole.nbytes, own.nbytes, alike)
             columns.append(to_float32(own).T)
         return self._backend.vector(np.ascontiguousarray(np.concatenate(columns, axis=1)))
 

@@ -358,12 +358,13 @@ class CpuBackend(CpuExtended, CpuImages):
     ) -> None:
         _, slots, tables, width = rows.handle.metadata
         indices, counts, top = selection.handle
-        self._scratch.room(attention)
+        self._scratch.room(attention, packed=bool(plane.packings[0]))
         selected_kernels.attend_selected(
             queries.address, queries.stride, rows.count, slots, tables, width, indices, counts, top,
             attention.heads // attention.kv_heads, attention.kv_heads, padded(attention.head_dim),
             attention.values, padded(attention.values), plane.block_tokens, attention.scale,
-            *plane.addresses, out.address, out.stride, self._scratch.address, self._scratch.stride,
+            *plane.addresses, *plane.lines, *plane.packings, out.address, out.stride,
+            self._scratch.address, self._scratch.stride,
         )  # fmt: skip
 
     # Experts -----------------------------------------------------------------------------------

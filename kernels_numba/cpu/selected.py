@@ -6,6 +6,7 @@ one go, which changes no bit.
 
 from __future__ import annotations
 
+from kernels_numba.cpu.packed import unpack_rows
 from kernels_numba.cpu.pointers import view_i32
 from kernels_numba.cpu.span import SPAN, begin_span, merge, score_run, value_run, write_heads
 from kernels_numba.jit import get_thread_id, kernel, prange
@@ -26,33 +27,46 @@ def _run_length(chosen: int, first: int, last: int, block_tokens: int) -> int:
     return length
 
 
+@kernel(inline=True)
+def _place(table: int, at: int, kv_head: int, kv_heads: int, block_tokens: int) -> int:
+    """The line of a position's head in a plane."""
+    block = view_i32(table, at // block_tokens + 1)[at // block_tokens]
+    return int((block * kv_heads + kv_head) * block_tokens + at % block_tokens)
+
+
 @kernel()
 def _selected_span(
     query: int, group: int, chosen: int, first: int, last: int, table: int, kv_head: int,
     kv_heads: int, padded: int, value_padded: int, block_tokens: int, scale: float, keys: int,
-    values: int, scores: int, state: int,
+    values: int, line: int, value_line: int, packing: int, value_packing: int, scores: int,
+    state: int,
 ) -> None:  # fmt: skip
-    """One span of one row and kv head: positions chosen[first … last − 1]."""
-    line = 4 * padded
-    value_line = 4 * value_padded
+    """One span of one row and kv head: positions chosen[first … last − 1]; packed lines are
+    unpacked behind the scores first."""
+    panel = scores + 4 * group * SPAN
     at = view_i32(chosen, last)
-    blocks = view_i32(table, at[last - 1] // block_tokens + 1)
     start = first
     while start < last:
         count = _run_length(chosen, start, last, block_tokens)
-        place = (blocks[at[start] // block_tokens] * kv_heads + kv_head) * block_tokens
-        place += at[start] % block_tokens
-        score_run(query, group, padded, keys + line * place, line, count,
-                  scores + 4 * (start - first))  # fmt: skip
+        run = keys + line * _place(table, at[start], kv_head, kv_heads, block_tokens)
+        step = line
+        if packing != 0:
+            step = 4 * padded
+            unpack_rows(packing, run, line, count, panel, step)
+            run = panel
+        score_run(query, group, padded, run, step, count, scores + 4 * (start - first))
         start += count
     begin_span(scores, group, last - first, scale, value_padded, state)
     start = first
     while start < last:
         count = _run_length(chosen, start, last, block_tokens)
-        place = (blocks[at[start] // block_tokens] * kv_heads + kv_head) * block_tokens
-        place += at[start] % block_tokens
-        value_run(scores + 4 * (start - first), group, values + value_line * place, value_line,
-                  count, value_padded, state)  # fmt: skip
+        run = values + value_line * _place(table, at[start], kv_head, kv_heads, block_tokens)
+        step = value_line
+        if value_packing != 0:
+            step = 4 * value_padded
+            unpack_rows(value_packing, run, value_line, count, panel, step)
+            run = panel
+        value_run(scores + 4 * (start - first), group, run, step, count, value_padded, state)
         start += count
 
 
@@ -60,8 +74,9 @@ def _selected_span(
 def attend_selected(
     queries: int, query_stride: int, rows: int, slots: int, tables: int, table_width: int,
     selected: int, counts: int, top: int, group: int, kv_heads: int, padded: int, value_dim: int,
-    value_padded: int, block_tokens: int, scale: float, keys: int, values: int, out: int,
-    out_stride: int, scratch: int, scratch_stride: int,
+    value_padded: int, block_tokens: int, scale: float, keys: int, values: int, line: int,
+    value_line: int, packing: int, value_packing: int, out: int, out_stride: int, scratch: int,
+    scratch_stride: int,
 ) -> None:  # fmt: skip
     """out[r, head] = softmax(scale · q·k) v over positions selected[r, : counts[r]] of the row's
     slot, ascending. A task is one row and kv head."""
@@ -77,7 +92,8 @@ def attend_selected(
             _selected_span(queries + r * query_stride + 4 * h * group * padded, group,
                            selected + 4 * top * r, first, min(first + SPAN, total), table, h,
                            kv_heads, padded, value_padded, block_tokens, scale, keys, values,
-                           mine + 2 * heads_bytes, place)  # fmt: skip
+                           line, value_line, packing, value_packing, mine + 2 * heads_bytes,
+                           place)  # fmt: skip
             if first > 0:
                 merge(mine, mine + heads_bytes, group, value_padded)
         write_heads(mine, group, value_padded, value_dim, 0,

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference_fixtures import fixture_directory
+from reference_fixtures import model_of
 from serving_loop import Answer, Loop
 from toy_family import CONFIG, FAMILY
 
-from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import DummyModel, ModelEngine
 from dgpp.models import registry
@@ -26,8 +25,9 @@ VOCAB = {
     "toy": 128,
     "glm-4.7-bf16": 512,
     "mimo-bf16": 512,
+    "qwen3.8-flash-next-tiny": 512,
 }
-PACKED = {"mimo-bf16": "fp8"}
+PACKED = {"mimo-bf16": "fp8", "qwen3.8-flash-next-tiny": "fp8"}
 """How these keep cached context; the others as floats."""
 LIMITS = EngineLimits(
     slots=4,
@@ -40,6 +40,7 @@ LIMITS = EngineLimits(
     candidates=8,
     snapshots=24,
 )
+ENDS = 5
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=1.0)
 
@@ -52,7 +53,7 @@ def engines_of(name, backend_name):
         registry.FAMILIES["toy"] = FAMILY
         source = DummyModel(CONFIG)
     else:
-        source = Checkpoint(fixture_directory(name))
+        source = model_of(name)
     packed = PACKED.get(name, "bf16") if backend_name == "cpu" else "bf16"
     forms = ModelForms(kv_dtype=packed)
     probe = ModelEngine(
@@ -96,7 +97,12 @@ def make(request, backend_name):
 
 
 def text(seed: int, length: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 128, length).tolist()
+    """Every twentieth token or so is one behind which n-grams do not look back (`ENDS` of the
+    configuration with such)."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 128, length)
+    tokens[rng.random(length) < 0.05] = ENDS
+    return tokens.tolist()
 
 
 def ask(name: str, prompt: list[int], most: int = 5, marks=(), **rest) -> Submit:

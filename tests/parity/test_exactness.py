@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reference_fixtures import fixture_directory
+from reference_fixtures import model_of
 
-from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.models.forms import ModelForms
@@ -34,6 +33,7 @@ FAMILIES = [
     "glm-5.3-flash-bf16",
     "mimo-bf16",
     "qwen3.8-27b-bf16",
+    "qwen3.8-flash-next-tiny",
     "glm-5.3-bf16 fp4",
     "mimo-bf16 fp8",
     # A shorter look at it, in both ways to read a prompt, is in test_bounded_prefill.py.
@@ -58,9 +58,7 @@ def engine(request, backend_name: str) -> ModelEngine:
         pytest.skip(f"the CUDA backend does not compute {request.param}")
     name, _, packed = request.param.partition(" ")
     forms = ModelForms(kv_dtype=packed or "bf16")
-    return ModelEngine(
-        Checkpoint(fixture_directory(name)), LIMITS, 2, backend=backend_name, forms=forms
-    )
+    return ModelEngine(model_of(name), LIMITS, 2, backend=backend_name, forms=forms)
 
 
 class Driver:
@@ -90,9 +88,19 @@ class Driver:
         return rows[0]
 
 
+ENDS = 5
+"""The token of qwen3.8-flash-next-tiny behind which n-grams do not look back."""
+
+
 def prompts() -> list[np.ndarray]:
+    """Among them some with such a token on either side of a cut, and one further on each side."""
     rng = np.random.default_rng(5)
-    return [rng.integers(0, VOCAB, n) for n in (1, 15, 16, 17, 100, 129, 131, 200, *range(30, 38))]
+    sizes = (1, 15, 16, 17, 100, 129, 131, 200, *range(30, 38))
+    texts = [rng.integers(0, VOCAB, n) for n in sizes]
+    for text in texts[4:]:
+        ends = np.array([14, 32, 46, 63, 96, 97, 145])
+        text[ends[ends < len(text)]] = ENDS
+    return texts
 
 
 def test_every_cut_of_a_prompt_gives_the_same_bits(engine: ModelEngine) -> None:

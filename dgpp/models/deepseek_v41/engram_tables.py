@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tokenizers import Regex, normalizers
 from dgpp.errors import CheckpointError
 from dgpp.models.config_fields import refuse
 from dgpp.models.deepseek_v41.config import DeepseekV41Config
+from dgpp.models.layers.ngram import primes_from
 
 SEED = 10007
 """A layer's multipliers come from a generator seeded with this times the layer."""
@@ -29,13 +31,6 @@ def multipliers(config: DeepseekV41Config, layer: int) -> tuple[int, ...]:
     return tuple(int(value) for value in 2 * drawn + 1)
 
 
-def _is_prime(number: int) -> bool:
-    if number % 2 == 0:
-        return number == 2
-    divisors = np.arange(3, int(number**0.5) + 1, 2)
-    return number > 1 and not (number % divisors == 0).any()
-
-
 def primes(config: DeepseekV41Config) -> list[tuple[int, ...]]:
     """Per Engram layer the rows of each head's part of its table, heads of 2-grams first: primes
     from engram_vocab_size on, no one taken twice.
@@ -43,12 +38,8 @@ def primes(config: DeepseekV41Config) -> list[tuple[int, ...]]:
     Raises CheckpointError where they do not add up to engram_num_embeddings.
     """
     each = (config.engram_max_ngram_size - 1) * config.engram_n_heads
-    number = config.engram_vocab_size
-    found: list[int] = []
-    while len(found) < each * len(config.engram_layer_ids):
-        if _is_prime(number):
-            found.append(number)
-        number += 1
+    wanted = each * len(config.engram_layer_ids)
+    found = list(islice(primes_from(config.engram_vocab_size), wanted))
     parts = [tuple(found[at : at + each]) for at in range(0, len(found), each)]
     for part, said in zip(parts, config.engram_num_embeddings, strict=True):
         if sum(part) != said:

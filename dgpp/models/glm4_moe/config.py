@@ -16,6 +16,7 @@ from dgpp.models.config_fields import (
     read_fields,
     refuse,
 )
+from dgpp.models.quantisation import modelopt_ignored
 
 FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -76,18 +77,7 @@ def _unquantised(raw: dict[str, Any]) -> tuple[str, ...] | None:
     quantisation = raw.pop("quantization_config", None)
     if quantisation is None:
         return None
-    field = "quantization_config"
-    for key, wanted in (("quant_method", "modelopt"), ("quant_algo", "NVFP4")):
-        if quantisation.get(key) != wanted:
-            raise refuse(f"{field}.{key}", f"is {quantisation.get(key)!r}, not {wanted!r}")
-    for name, group in quantisation.get("config_groups", {}).items():
-        weights = group.get("weights", {})
-        if (weights.get("num_bits"), weights.get("group_size")) != (4, 16):
-            raise refuse(f"{field}.config_groups.{name}.weights", "is not 4 bits in groups of 16")
-    ignored = quantisation.get("ignore")
-    if not isinstance(ignored, list):
-        raise refuse(f"{field}.ignore", "is missing")
-    return tuple(str(pattern) for pattern in ignored)
+    return modelopt_ignored(quantisation)
 
 
 def _check_sizes(config: Glm4MoeConfig) -> None:

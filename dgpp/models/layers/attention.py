@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dgpp.checkpoint.formats import Format
+from dgpp.models.layers.block_indexer import BlockIndexer
 from dgpp.models.layers.extended import extended
-from dgpp.models.layers.projections import HeadSizes
+from dgpp.models.layers.projections import HeadSizes, shared_out
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.shard import Shard, Split
 from dgpp.models.sources import Linear, WeightSource
@@ -30,6 +31,8 @@ class AttentionShape:
     sinks        a logit per head for a key without value
     gated        the output is multiplied by the sigmoid of a gate that stands behind the queries
     centred      weights of head and input norms are stored less one
+    normed       the input has a norm of its own
+    shared_kv    several ranks may have the same head of keys, where there are too few
     """
 
     hidden: int
@@ -46,14 +49,16 @@ class AttentionShape:
     sinks: bool = False
     gated: bool = False
     centred: bool = False
+    normed: bool = True
+    shared_kv: bool = False
 
     def own(self, shard: Shard) -> AttentionShape:
         """One rank's heads. Raises ConfigError where they cannot be shared out equally."""
-        return replace(
-            self,
-            heads=shard.part(self.heads, "config.json's num_attention_heads"),
-            kv_heads=shard.part(self.kv_heads, "config.json's num_key_value_heads"),
-        )
+        what = "config.json's num_key_value_heads"
+        own = replace(self, heads=shard.part(self.heads, "config.json's num_attention_heads"))
+        if self.shared_kv:
+            return replace(own, kv_heads=shared_out(self.kv_heads, shard, what))
+        return replace(own, kv_heads=shard.part(self.kv_heads, what))
 
     @property
     def values(self) -> int:
@@ -101,7 +106,8 @@ class GqaAttention:
     """x += o_proj(attention(norm(x))).
 
     Keys and values of every row go to the layer's plane, with a window to its ring. In a world a
-    rank has its share of the heads. `shape` is the whole layer's, `qkv` are its projections.
+    rank has its share of the heads. `shape` is the whole layer's, `qkv` are its projections. With
+    an `indexer` rows attend to the positions that it selects.
     """
 
     def __init__(
@@ -111,12 +117,16 @@ class GqaAttention:
         shape: AttentionShape,
         qkv: Sequence[Linear],
         output: Format,
+        indexer: BlockIndexer | None = None,
     ) -> None:
+        self.indexer = indexer
         self.shape = shape.own(source.shard)
         hidden, dim, name = shape.hidden, shape.head_dim, f"{prefix}.self_attn"
         plus = 1.0 if shape.centred else 0.0
-        norm = source.vector("norms", f"{prefix}.input_layernorm.weight", hidden, plus=plus)
-        self._norm = Norm(norm, shape.eps)
+        self._norm: Norm | None = None
+        if shape.normed:
+            norm = source.vector("norms", f"{prefix}.input_layernorm.weight", hidden, plus=plus)
+            self._norm = Norm(norm, shape.eps)
         self._qkv = source.matrix("attention", qkv)
         self._bias: Tensor | None = None
         if shape.bias:
@@ -135,11 +145,16 @@ class GqaAttention:
             sinks = [(f"{name}.attention_sink_bias", shape.heads)]
             self._sinks = source.joined("attention", sinks)
 
-    def prepare(self, ops: Backend, angles: Tensor, state: object) -> None:
-        """Give the layer its rotary table and its plane or ring, once."""
+    def prepare(
+        self, ops: Backend, angles: Tensor, state: object, indexed: tuple[object, ...] = ()
+    ) -> None:
+        """Give the layer its rotary table, its plane or ring, and what its indexer keeps, once."""
         shape = self.shape
         self._state = state
-        self._extended = extended(ops) if shape.window or shape.gated else None
+        more = shape.window or shape.gated or self.indexer is not None
+        self._extended = extended(ops) if more else None
+        if self.indexer is not None:
+            self.indexer.prepare(extended(ops), angles, *indexed)
         q_norm, k_norm = self._head_norms or (None, None)
         self._attention = Attention(
             shape.heads,
@@ -163,13 +178,22 @@ class GqaAttention:
         else:
             attention, plane = self._attention, self._state
             ops.rotary_cache_write(rows, work.qkv, attention, plane, work.queries)
-            ops.attend_paged(rows, work.queries, attention, plane, work.attended)
+            if self.indexer is not None:
+                self._attend_selected(self.indexer, rows, work)
+            else:
+                ops.attend_paged(rows, work.queries, attention, plane, work.attended)
         if self.shape.gated and self._extended is not None:
             at = self.shape.heads * self.shape.head_dim
             self._extended.gate(rows, work.attended, work.qkv, at)
         fold = work.fold
         ops.linear(rows, work.attended, self._output, fold.target, add=fold.add)
         fold.finish(rows)
+
+    def _attend_selected(self, indexer: BlockIndexer, rows: Rows, work: Workspace) -> None:
+        ops, attention, plane = self._extended, self._attention, self._state
+        assert ops is not None, "prepare() was not called"
+        indexer.forward(rows, work, work.x)
+        ops.attend_selected(rows, work.queries, attention, plane, work.selection, work.attended)
 
     def _attend_window(self, rows: Rows, work: Workspace) -> None:
         ops, attention, ring = self._extended, self._attention, self._state

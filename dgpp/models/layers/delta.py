@@ -121,13 +121,15 @@ class GatedDeltaNet:
         self._ring, self._state = ring, state
 
     def forward(
-        self, rows: Rows, work: Workspace, x: Tensor, out: Tensor, *, norm: Norm, add: bool
+        self, rows: Rows, work: Workspace, x: Tensor, out: Tensor, *, norm: Norm | None, add: bool
     ) -> None:
         ops, held = self._extended, work.extra
-        ops.norm(rows, x, norm, work.normed)
-        ops.linear(rows, work.normed, self._inputs, held["delta inputs"])
-        ops.linear(rows, work.normed, self._gate, held["delta gate"])
-        ops.linear(rows, work.normed, self._gates, held["delta ab"])
+        if norm is not None:
+            ops.norm(rows, x, norm, work.normed)
+            x = work.normed
+        ops.linear(rows, x, self._inputs, held["delta inputs"])
+        ops.linear(rows, x, self._gate, held["delta gate"])
+        ops.linear(rows, x, self._gates, held["delta ab"])
         inputs, qkv = held["delta inputs"], held["delta qkv"]
         ops.causal_conv(rows, inputs, self._convolution, self._ring, qkv)
         ops.ring_write(rows, inputs, self._ring)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dgpp.models.layers.extended import extended
-from dgpp.models.layers.mtp import MtpLevel
+from dgpp.models.layers.mtp import DraftLevel
 from kernels_numba.backend import Backend, Logits, Matrix
 
 
@@ -24,8 +24,8 @@ class DraftScores:
         self._ops = extended(ops)
         self._head = self._ops.take_rows(head, self._own)
 
-    def logits(self, level: MtpLevel, index: Sequence[int], out: Logits) -> None:
-        """As `MtpLevel.logits` over the whole slice."""
+    def logits(self, level: DraftLevel, index: Sequence[int], out: Logits) -> None:
+        """As `DraftLevel.logits` over the whole slice."""
         if len(index) > self._room:
             self._room = len(index)
             self._few = self._ops.logits(self._room, len(self._own))

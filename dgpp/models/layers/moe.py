@@ -74,7 +74,7 @@ class RoutedMoe:
         weight = source.vector("norms", f"{prefix}.{names.norm}.weight", shape.hidden)
         self._norm = Norm(weight, shape.eps)
         self._routing = _routing(source, name, shape, names)
-        self._experts = _experts(source, name, shape, stored, names.expert)
+        self._experts = routed_experts(source, name, shape, stored, names.expert)
         self._shared: GatedMlp | None = None
         if shape.shared:
             self._shared = GatedMlp(
@@ -122,10 +122,14 @@ def _routing(source: WeightSource, name: str, shape: MoeShape, names: MoeNames) 
     )
 
 
-def _experts(
-    source: WeightSource, name: str, shape: MoeShape, stored: Format, names: MlpNames
+def routed_experts(
+    source: WeightSource,
+    name: str,
+    shape: MoeShape,
+    stored: Format,
+    names: MlpNames = PROJECTIONS,
 ) -> Experts:
-    """This rank's share of the inner values of every expert."""
+    """This rank's share of the inner values of every expert, each in tensors of its own."""
     hidden, inner = shape.hidden, shape.intermediate
     sides = [
         Linear(f"{name}.experts.{e}.{side}", inner, hidden, stored, split=Split.ROWS)

@@ -26,6 +26,29 @@ class Layer(Protocol):
         """work.x += what the layer adds."""
 
 
+class DraftLevel(Protocol):
+    """One draft after another: a level of its own, or one that continues from its own hidden."""
+
+    hidden: Tensor
+    """What the next draft continues from."""
+
+    def prepare(self, ops: Backend) -> None:
+        """Allocate the level's rows; its layer is prepared by the model."""
+
+    def forward(
+        self,
+        rows: Rows,
+        hidden: Tensor,
+        embedding: Embedding,
+        work: Workspace,
+        observer: Observer | None = None,
+    ) -> None:
+        """Row q from `hidden` of position q and `rows.tokens`, the tokens at q + 1."""
+
+    def logits(self, index: Sequence[int], head: Matrix, out: Logits) -> None:
+        """Logits [len(index), ids of this rank] of rows `index` of the last forward."""
+
+
 @dataclass(frozen=True, slots=True)
 class MtpNames:
     """Tensors of a level beside its layer's: norms without `.weight`, and the projection."""

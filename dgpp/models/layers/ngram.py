@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dgpp.models.layers.extended import extended
@@ -17,6 +19,15 @@ from kernels_numba.tables import NgramHash
 
 ITEM = "n-gram table"
 """Its line of the memory plan."""
+
+
+def primes_from(least: int) -> Iterator[int]:
+    """Primes that are not below `least`, of which releases make the sizes of heads' parts."""
+    candidate = max(least, 2)
+    while True:
+        if all(candidate % factor for factor in range(2, math.isqrt(candidate) + 1)):
+            yield candidate
+        candidate += 1
 
 
 @dataclass(frozen=True, slots=True)

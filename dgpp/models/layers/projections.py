@@ -6,7 +6,7 @@ is gated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dgpp.checkpoint.formats import Format
 from dgpp.errors import ConfigError
@@ -52,7 +52,26 @@ def gated(name: str, sizes: HeadSizes, stored: Format, shard: Shard) -> list[Lin
         take=(*queries, *gates),
         split=Split.TAKEN,
     )
-    return [q_proj, *separate(name, sizes, stored)[1:]]
+    keys_values = separate(name, sizes, stored)[1:]
+    if sizes.kv_heads % shard.world:
+        keys_values = [_shared_head(linear, sizes, shard) for linear in keys_values]
+    return [q_proj, *keys_values]
+
+
+def shared_out(kv_heads: int, shard: Shard, what: str) -> int:
+    """Heads of keys of one rank; where there are fewer than ranks, several ranks have the same one.
+    Raises ConfigError where that does not come out even."""
+    if shard.world % kv_heads == 0:
+        return 1
+    return shard.part(kv_heads, what)
+
+
+def _shared_head(linear: Linear, sizes: HeadSizes, shard: Shard) -> Linear:
+    """The rows of the head that this rank's queries go to, which is not its alone."""
+    ranks = shard.world // sizes.kv_heads
+    each = linear.rows // sizes.kv_heads
+    take = ((shard.rank // ranks * each, each),)
+    return replace(linear, take=take, split=Split.TAKEN, copies=ranks)
 
 
 def fused(name: str, sizes: HeadSizes, stored: Format, chunks: int, shard: Shard) -> list[Linear]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import msgspec
@@ -85,9 +86,9 @@ class Qwen35Config(msgspec.Struct, frozen=True):
         return self.quantised.format(module)
 
 
-def _text(config: dict[str, Any]) -> dict[str, Any]:
-    """The text model's fields."""
-    text = text_fields(config, OUTER)
+def qwen_text(config: dict[str, Any], outer: Set[str]) -> dict[str, Any]:
+    """The text model's fields; those of `outer` are about images."""
+    text = text_fields(config, outer)
     rope = text.get("rope_parameters")
     if isinstance(rope, dict):
         # Rotary positions of text are the same on all three axes of an image's.
@@ -128,7 +129,7 @@ def parse(config: dict[str, Any]) -> Qwen35Config:
     """Qwen35Config from a parsed config.json. Raises CheckpointError naming the field."""
     config = dict(config)
     quantised = _quantised(config.pop("quantization_config", None))
-    raw = _text(config)
+    raw = qwen_text(config, OUTER)
     fold_rope(raw, {"rope_theta", "partial_rotary_factor"})
     derived = {"quantised": quantised, "yarn": None}
     parsed = read_fields(raw, Qwen35Config, "qwen3_5", fixed=FIXED, derived=derived)

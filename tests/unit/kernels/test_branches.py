@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_oracles import CAPACITY, rows_of, tensor_of
+from test_packed import kept
 
 from kernels_numba.backend import Attention, Norm
 from kernels_numba.extended import Selection
+from kernels_numba.packed_rows import RowCode
 
 N, WIDTH, RANK, COUNT = 4, 48, 10, 7
 
@@ -100,12 +102,13 @@ def selection_of(ops, chosen: list[list[int]]) -> Selection:
 
 
 @pytest.mark.parametrize("dim", [24, 64])
-def test_attention_over_what_was_selected(extended, dim) -> None:
+@pytest.mark.parametrize("code", [RowCode.FLOAT, RowCode.FP8])
+def test_attention_over_what_was_selected(extended, dim, code) -> None:
     rng = np.random.default_rng(5)
     qkv = rng.standard_normal((TOKENS, (HEADS + 2 * KV_HEADS) * dim)).astype(np.float32)
     angles = extended.rotary_table(np.zeros((TOKENS, dim // 2), np.float32))
     shape = Attention(HEADS, KV_HEADS, dim, dim**-0.5, angles)
-    plane = extended.plane(64, BLOCK, KV_HEADS, dim)
+    plane = extended.plane(64, BLOCK, KV_HEADS, dim, code=code)
     rows = extended.rows(3, 32)
     rows.tables[1] = np.arange(32)[::-1]
     tensor, out = extended.tensor(qkv.shape[1], wide=True), extended.tensor(HEADS * dim)
@@ -134,6 +137,8 @@ def test_attention_over_what_was_selected(extended, dim) -> None:
         return extended.read(out, len(order))
 
     together = run([0, 1, 2, 3])
+    if code is RowCode.FP8:
+        qkv = kept_in_fp8(qkv, dim)
     split = qkv.astype(np.float64).reshape(TOKENS, -1, dim)
     q, k, v = split[:, :HEADS], split[:, HEADS : HEADS + KV_HEADS], split[:, HEADS + KV_HEADS :]
     for r in range(4):
@@ -151,6 +156,14 @@ def test_attention_over_what_was_selected(extended, dim) -> None:
     extended.attend_paged(rows, queries, shape, plane, out)
     np.testing.assert_array_equal(extended.read(out, 1)[0], together[2])
     near(run([4])[0].reshape(HEADS, dim), np.repeat(v[5], HEADS // KV_HEADS, 0))
+
+
+def kept_in_fp8(qkv: np.ndarray, dim: int) -> np.ndarray:
+    """qkv rows whose keys and values are what packed heads keep of them."""
+    heads = qkv.reshape(len(qkv), -1, dim).copy()
+    for head in range(HEADS, HEADS + 2 * KV_HEADS):
+        heads[:, head] = kept(np.ascontiguousarray(heads[:, head]), RowCode.FP8)
+    return heads.reshape(qkv.shape)
 
 
 def at(rows, positions) -> None:

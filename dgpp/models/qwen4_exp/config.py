@@ -1,0 +1,200 @@
+"""Qwen3.8-Flash-Next's config.json, parsed strictly: the text model's; images are not served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dgpp.checkpoint.formats import BF16, FP8_TENSOR, Format
+from dgpp.models.config_fields import (
+    MOST,
+    check_range,
+    check_rotation,
+    check_share,
+    fold_rope,
+    read_fields,
+    refuse,
+)
+from dgpp.models.layers.rope import Yarn
+from dgpp.models.quantisation import UNQUANTISED, Quantised
+from dgpp.models.qwen3_5.config import KINDS, OUTER, qwen_text
+from dgpp.models.qwen4_exp.releases import release_forms
+from kernels_numba.weights import VECTOR
+
+FIXED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "indexer_kv_heads": (1,),
+    "output_gate_type": ("sigmoid",),
+    "rope_scaling": (None,),
+    "tie_word_embeddings": (False,),
+    "mamba_ssm_dtype": ("float32",),
+    "mtp_use_dedicated_embeddings": (False,),
+}
+
+
+class MtpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`mtp`: what the draft level is."""
+
+    layer_types: tuple[str, ...]
+    num_hidden_layers: int
+    rope_theta: float
+    hybrid: bool = True
+    mtp_use_hidden_state_from_layer: int | None = None
+
+
+class Qwen4ExpConfig(msgspec.Struct, frozen=True):
+    """The sizes of a qwen4_exp text model, under the names of config.json. `mtp_experts` is how
+    the draft level's experts are stored: one by one in the release's form, or all in two tensors.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    layer_types: tuple[str, ...]
+    linear_conv_kernel_dim: int
+    linear_key_head_dim: int
+    linear_num_key_heads: int
+    linear_num_value_heads: int
+    linear_value_head_dim: int
+    indexer_budget: int
+    indexer_compress_ratio: int
+    indexer_head_dim: int
+    indexer_n_heads: int
+    hc_count: int
+    hc_lowrank: int
+    moe_intermediate_size: int
+    shared_expert_intermediate_size: int
+    num_experts: int
+    num_experts_per_tok: int
+    ngram_size: int
+    heads_per_ngram: int
+    ngram_vocab_size_base: int
+    make_ngram_vocab_size_divisible_by: int
+    split_ngram_parts: int
+    ple_embed_dim: int
+    ple_conv_kernel_size: int
+    ple_layer_ids: tuple[int, ...]
+    eos_token_id: int
+    rope_theta: float
+    partial_rotary_factor: float
+    max_position_embeddings: int
+    rms_norm_eps: float
+    seed: int = 1234
+    mtp_num_hidden_layers: int = 0
+    mtp: MtpConfig | None = None
+    full_attention_interval: int | None = None
+    quantised: Quantised = UNQUANTISED
+    yarn: Yarn | None = None
+    mtp_experts: str = "fp8"
+
+    @property
+    def rotated(self) -> int:
+        """Leading dimensions of a head, and of an index key, that rotary embedding turns."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def n_routed_experts(self) -> int:
+        return self.num_experts
+
+    @property
+    def ngram_layer(self) -> int:
+        """The layer before which n-grams come in; config.json counts layers from one."""
+        return self.ple_layer_ids[0] - 1
+
+    def full(self, layer: int) -> bool:
+        """Whether a layer has attention over selected positions; draft levels have."""
+        return layer >= self.num_hidden_layers or self.layer_types[layer] == "full_attention"
+
+    def format(self, module: str) -> Format:
+        """How the checkpoint stores the matrix of `module`."""
+        return self.quantised.format(module)
+
+    @property
+    def table_format(self) -> Format:
+        """How the rows of the n-gram table are stored: in every quantised release in FP8."""
+        return BF16 if self.quantised is UNQUANTISED else FP8_TENSOR
+
+
+def _check_ngrams(config: Qwen4ExpConfig) -> None:
+    heads = (config.ngram_size - 1) * config.heads_per_ngram
+    if config.ple_embed_dim % heads:
+        raise refuse("ple_embed_dim", f"is not a multiple of the {heads} heads of n-grams")
+    if len(config.ple_layer_ids) != 1:
+        raise refuse("ple_layer_ids", f"names {len(config.ple_layer_ids)} layers, not one")
+    if not 0 <= config.ngram_layer < config.num_hidden_layers or config.full(config.ngram_layer):
+        raise refuse("ple_layer_ids", f"is {config.ple_layer_ids[0]}, no linear_attention layer")
+    if not 0 <= config.eos_token_id < config.vocab_size:
+        raise refuse("eos_token_id", f"is {config.eos_token_id}, not within the vocabulary")
+    if config.make_ngram_vocab_size_divisible_by % config.split_ngram_parts:
+        raise refuse("split_ngram_parts", "does not divide make_ngram_vocab_size_divisible_by")
+
+
+def _check_draft(config: Qwen4ExpConfig) -> None:
+    if not 0 <= config.mtp_num_hidden_layers <= 1:
+        raise refuse("mtp_num_hidden_layers", f"is {config.mtp_num_hidden_layers}, not 0 or 1")
+    told = config.mtp
+    if told is None:
+        return
+    wanted = MtpConfig(
+        ("full_attention",) * told.num_hidden_layers,
+        config.mtp_num_hidden_layers,
+        config.rope_theta,
+        told.hybrid,
+    )
+    for field in MtpConfig.__struct_fields__:
+        if getattr(told, field) != getattr(wanted, field):
+            raise refuse(
+                f"mtp.{field}", f"is {getattr(told, field)!r}, not {getattr(wanted, field)!r}"
+            )
+
+
+def _check(config: Qwen4ExpConfig) -> None:
+    small = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+             "linear_value_head_dim", "indexer_head_dim", "indexer_n_heads", "num_experts",
+             "ple_embed_dim", "hc_lowrank", "make_ngram_vocab_size_divisible_by",
+             "split_ngram_parts", "ngram_vocab_size_base")  # fmt: skip
+    most = {field: limit for field, limit in MOST.items() if hasattr(config, field)}
+    tiny = dict.fromkeys(
+        ("linear_conv_kernel_dim", "ple_conv_kernel_size", "hc_count", "indexer_compress_ratio",
+         "heads_per_ngram", "ngram_size"), 64,
+    )  # fmt: skip
+    inner = dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 1 << 20)
+    wide = {**dict.fromkeys(small, 1 << 16), "ngram_vocab_size_base": 1 << 31}
+    check_range(config, {**most, **wide, **tiny, **inner, "indexer_budget": 1 << 20})
+    check_share(config, "num_attention_heads", "num_key_value_heads")
+    check_share(config, "linear_num_value_heads", "linear_num_key_heads")
+    check_share(config, "indexer_budget", "indexer_compress_ratio")
+    check_rotation("partial_rotary_factor", config.rotated, config.head_dim)
+    check_rotation("partial_rotary_factor", config.rotated, config.indexer_head_dim)
+    if len(config.layer_types) != config.num_hidden_layers or not set(config.layer_types) <= KINDS:
+        raise refuse("layer_types", f"is not {config.num_hidden_layers} of {sorted(KINDS)}")
+    for field in ("hidden_size", "indexer_head_dim"):
+        if getattr(config, field) % VECTOR:
+            raise refuse(field, f"is {getattr(config, field)}, not a multiple of {VECTOR}")
+    for field in ("linear_conv_kernel_dim", "ple_conv_kernel_size", "ngram_size"):
+        if getattr(config, field) < 2:
+            raise refuse(field, f"is {getattr(config, field)}, below 2")
+    if not 1 <= config.num_experts_per_tok <= config.num_experts:
+        raise refuse("num_experts_per_tok", f"is not within 1..{config.num_experts}")
+    if not 0 < config.rms_norm_eps < 1:
+        raise refuse("rms_norm_eps", f"is {config.rms_norm_eps}, not between 0 and 1")
+    _check_ngrams(config)
+    _check_draft(config)
+
+
+def parse(config: dict[str, Any]) -> Qwen4ExpConfig:
+    """Qwen4ExpConfig from a parsed config.json. Raises CheckpointError naming the field."""
+    config = dict(config)
+    found = config.pop("quantization_config", None)
+    quantised = UNQUANTISED if found is None else release_forms(found)
+    raw = qwen_text(config, OUTER)
+    fold_rope(raw, {"rope_theta", "partial_rotary_factor"})
+    derived = {"quantised": quantised, "yarn": None, "mtp_experts": "fp8"}
+    parsed = read_fields(raw, Qwen4ExpConfig, "qwen4_exp", fixed=FIXED, derived=derived)
+    _check(parsed)
+    return parsed
