@@ -5,10 +5,12 @@ set -euo pipefail
 
 usage() {
     cat <<EOF
-usage: scripts/test.sh [--long] [--gpu]
+usage: scripts/test.sh [--long] [--gpu] [--roce]
 
   --long          also run soaks and long loops (no time budget)
   --gpu           run what needs a CUDA device instead, with PYTHON or python3 as it is
+  --roce          run tests/roce instead, in a machine of its own (scripts/roce-vm), or with the
+                  devices of this one: DGPP_TEST_ROCE_DEVICES="A B", DGPP_TEST_ROCE_GID=1
   PYTHON=python   build the virtual environment with this interpreter ($SUPPORTED)
 
 A tier over its time budget fails, unless others had the processor; see scripts/run_tiers.py.
@@ -17,11 +19,12 @@ EOF
 
 tiers=()
 gpu=0
+roce=0
 for option in "$@"; do
     case "$option" in
         --long) tiers+=(--long) ;;
         --gpu) gpu=1 ;;
-        --roce) die "$option: there are no tests of that tier yet" ;;
+        --roce) roce=1 ;;
         -h | --help) usage; exit 0 ;;
         *) usage >&2; exit 1 ;;
     esac
@@ -37,6 +40,11 @@ fi
 
 make_venv dev
 cd "$ROOT"
+
+if [ "$roce" = 1 ]; then
+    [ -n "${DGPP_TEST_ROCE_DEVICES:-}" ] || exec scripts/roce-vm test
+    exec "$PY" -m pytest -q tests/roce
+fi
 
 # One BLAS thread: two collapse when something else runs beside them. OPENBLAS_CORETYPE stays as
 # it is: where a machine sets it, older BLAS builds need it.

@@ -1,0 +1,21 @@
+"""The devices of this machine; without them every test here is left out by name."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def devices() -> list[str]:
+    names = os.environ.get("DGPP_TEST_ROCE_DEVICES", "").split()
+    if not names:
+        pytest.skip("needs RoCE devices: scripts/roce-vm test, or DGPP_TEST_ROCE_DEVICES='A B'")
+    pytest.importorskip("pyverbs", reason="needs pyverbs")
+    return names
+
+
+@pytest.fixture(scope="session")
+def gid_index() -> int:
+    return int(os.environ.get("DGPP_TEST_ROCE_GID", "1"))
