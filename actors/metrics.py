@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actors.reading import GAUGES as READING
 from actors.statistics import Metric
 from dgpp.cache.statistics import CacheCounters
 from dgpp.cache.tier import TierCounters
@@ -34,7 +35,7 @@ CACHE_COUNTERS = tuple(f"cache_{name}" for name in CacheCounters.__struct_fields
 
 SCHEDULER = (
     *_gauges("active", "prefilling", "queued", "blocks_in_use", "reservations_grown"),
-    *_gauges("levels_s", "step_began_s"),
+    *_gauges("levels_s", "step_began_s", "cancelling", *READING),
     *_gauges(*CACHE_LEVELS, *CACHE_COUNTERS, *TIER_LEVELS, *TIER_COUNTERS),
     *_counters(
         "ticks",
@@ -67,6 +68,7 @@ ENGINE = (
 HTTP = (
     *_gauges("at_door", "in_flight"),
     *_counters("requests", "shed", "cancelled", "failed", "rejected", "connections_refused"),
+    *_counters("tool_calls"),
     *_histograms(LATENCY, "first_token_seconds", "first_token_hit_seconds"),
     *_histograms(LATENCY, "request_seconds", "time_per_token_seconds"),
 )

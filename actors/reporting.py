@@ -10,6 +10,7 @@ import msgspec
 
 from actors.context import Context
 from actors.metrics import CACHE_COUNTERS, CACHE_LEVELS, TIER_COUNTERS, TIER_LEVELS
+from actors.reading import ReadingBoard
 from actors.statistics import Counter
 from dgpp.cache.statistics import CacheCounters, CacheStatistics
 from dgpp.cache.tier import TierStatistics
@@ -66,6 +67,9 @@ class SchedulerReport:
             name: self._block.gauge(name)
             for name in (*CACHE_LEVELS, *CACHE_COUNTERS, *TIER_LEVELS, *TIER_COUNTERS)
         }
+        self._reading = ReadingBoard(self._block)
+        self._cancelling = self._block.gauge("cancelling")
+        self._seats: dict[str, int] = {}
         self._cache_seen = CacheCounters()
         self._cache_said = CacheCounters()
         self._step_seconds = self._block.histogram("step_seconds")
@@ -106,6 +110,8 @@ class SchedulerReport:
         tokens = sum(len(decided.tokens) for decided in verdict.slots)
         self._add("steps")
         self._add("tokens", tokens)
+        for chunk in plan.prefills:
+            self._reading.read(chunk.slot, chunk.start + chunk.count, last=chunk.last)
         if plan.prefills:
             read = sum(chunk.count for chunk in plan.prefills)
             prompts = sum(chunk.last for chunk in plan.prefills)
@@ -156,6 +162,10 @@ class SchedulerReport:
             for name in CACHE_COUNTERS:
                 gauges[name].set(getattr(cache.counters, name.removeprefix("cache_")))
 
+    def cancelling(self, count: int) -> None:
+        """So many cancellations wait for the next tick."""
+        self._cancelling.set(count)
+
     def outcome(self, outcome: Outcome) -> None:
         match outcome:
             case Admitted():
@@ -193,6 +203,10 @@ class SchedulerReport:
         line.admitted = now
         line.cached_tokens = outcome.cached_tokens
         waited = now - line.arrived
+        self._seats[outcome.id] = outcome.slot
+        self._reading.begin(
+            outcome.slot, line.prompt_tokens, line.cached_tokens, self._context.clock()
+        )
         self._add("admitted")
         self._add("cached_tokens", outcome.cached_tokens)
         self._sums.cached_tokens += outcome.cached_tokens
@@ -215,6 +229,9 @@ class SchedulerReport:
 
     def _retired(self, outcome: Retired) -> None:
         line = self._timelines.pop(outcome.id)
+        slot = self._seats.pop(outcome.id, None)
+        if slot is not None and not line.began:
+            self._reading.clear(slot)
         now = self._context.clock_ns()
         admitted, began = line.admitted or now, line.began or now
         self._add(f"finished_{outcome.reason.name.lower()}")

@@ -123,6 +123,7 @@ class SchedulerActor(TickingActor):
         )
         self._cancels.clear()
         self._stops.clear()
+        self._report.cancelling(0)
         for request in dict.fromkeys(request_of(submit.id) for submit in record.submits):
             if request in live:
                 self.context.post(HTTP, Queued(request))
@@ -140,9 +141,9 @@ class SchedulerActor(TickingActor):
                     request = request_of(outcome.id)
                     if self._ended(outcome.id):
                         self.context.post(HTTP, Refused(request, outcome.code, outcome.message))
-                case outcomes.Admitted() if outcome.id.endswith("-0"):
-                    at_ns = self.context.clock_ns()
-                    self.context.post(HTTP, Seated(request_of(outcome.id), at_ns))
+                case outcomes.Admitted():
+                    now = self.context.clock_ns()
+                    self.context.post(HTTP, Seated(outcome.id, outcome.slot, now))
                 case outcomes.Retired():
                     self._ended(outcome.id)
 
@@ -199,6 +200,7 @@ class SchedulerActor(TickingActor):
                 del self._early_cancels[next(iter(self._early_cancels))]
             return
         self._cancels.extend(choices)
+        self._report.cancelling(len(self._cancels))
         self.advance()
 
     def _ended(self, choice: str) -> bool:

@@ -26,7 +26,7 @@ from actors.messages.tokenizer_http import Decoded, Deltas, Encoded, Prepared, R
 from actors.role import Role
 from dgpp.config.engine_settings import FileInputs
 from dgpp.log import log_event
-from dgpp.sched.admission import TOO_MANY_CHOICES
+from dgpp.sched.admission import TOO_MANY_CHOICES, request_of
 from dgpp.serve.errors import ApiError, engine_failed, invalid, overloaded, shutting_down, timed_out
 from dgpp.serve.health import Health, State
 from dgpp.serve.limits import TEXT_BODY_BYTES
@@ -50,6 +50,7 @@ class HttpActor(Role):
         settings = self.boot.settings
         self.model = self.boot.served
         self.version = self.boot.version
+        self.metrics_compat = settings.http.metrics_compat
         self.max_body_bytes = min(settings.http.max_body_bytes, TEXT_BODY_BYTES)
         self.health = Health(self.model.id)
         self.gate: Gate
@@ -57,6 +58,7 @@ class HttpActor(Role):
         self._files: FileDesk | None = None
         self._flights = Flights()
         self._questions = Questions()
+        self._seats: dict[int, str] = {}
         self._door_limit = settings.engine.queue_limit + settings.engine.max_concurrency
         self._routes = Routes(self)
         self._listener: Listener | None = None
@@ -66,7 +68,7 @@ class HttpActor(Role):
             name: block.counter(name)
             for name in (
                 *("requests", "shed", "cancelled", "failed", "rejected"),
-                "connections_refused",
+                *("connections_refused", "tool_calls"),
             )
         }
         self._at_door = block.gauge("at_door")
@@ -109,7 +111,9 @@ class HttpActor(Role):
         match message:
             case Deltas():
                 self._deliver(message)
-            case Prepared() | Queued() | Seated():
+            case Seated():
+                self._seated(message)
+            case Prepared() | Queued():
                 if flight := self._flights.get(message.id):
                     self._progressed(flight, message)
             case Encoded():
@@ -125,16 +129,18 @@ class HttpActor(Role):
             case Refused():
                 self._refused(message)
 
-    def _progressed(self, flight: Flight, news: Prepared | Queued | Seated) -> None:
-        account = flight.responder.account
+    def _progressed(self, flight: Flight, news: Prepared | Queued) -> None:
         match news:
             case Prepared():
-                account.prompt(news.prompt_tokens)
-            case Seated():
-                account.times.seat(news.at_ns)
+                flight.responder.account.prompt(news.prompt_tokens)
             case Queued():
                 flight.at_door = False
                 self._at_door.set(self._flights.at_door())
+
+    def _seated(self, news: Seated) -> None:
+        self._seats[news.slot] = news.id
+        if flight := self._flights.get(request_of(news.id)):
+            flight.responder.account.times.seat(news.at_ns)
 
     async def drain(self, timeout_s: float) -> None:
         self._turn(State.DRAINING)
@@ -229,6 +235,7 @@ class HttpActor(Role):
         if self._flights.get(request.id) is None:
             return
         self._flights.remove(request.id)
+        self._count["tool_calls"].add(flight.responder.account.tool_calls)
         if flight.deadline is not None:
             flight.deadline.cancel()
         self._in_flight.set(len(self._flights))
@@ -255,6 +262,7 @@ class HttpActor(Role):
             self.boot,
             self.context.peers,
             self.context.clock(),
+            self._seats,
             failed=self.health.state is State.FAILED,
         )
 

@@ -47,6 +47,7 @@ class Desk(Protocol):
     model: ServedModel
     max_body_bytes: int
     version: str
+    metrics_compat: str
     gate: Gate
     bodies: Bodies
 
@@ -295,7 +296,7 @@ class Routes:
         return web.Response(body=self._desk.metrics().json(), content_type=JSON)
 
     async def _prometheus(self, request: web.BaseRequest) -> web.StreamResponse:
-        text = prometheus_text(self._desk.metrics(), self._desk.model.id)
+        text = prometheus_text(self._desk.metrics(), self._desk.model.id, self._desk.metrics_compat)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 

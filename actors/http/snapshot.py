@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from actors.boot import Boot
 from actors.metrics import CACHE_COUNTERS, MOST_ROWS, TIER_COUNTERS
+from actors.reading import SLOTS
 from actors.statistics import HistogramValue, StatisticsBlock
 from dgpp.serve.histogram import Histogram
 from dgpp.serve.metrics import (
@@ -17,6 +18,8 @@ from dgpp.serve.metrics import (
     Histograms,
     MetricsSnapshot,
     NvmeCacheMetrics,
+    PrefillMetrics,
+    PrefillRequest,
     PrefixCacheMetrics,
     RankMetrics,
     SchedulerMetrics,
@@ -70,15 +73,22 @@ def _step_age(scheduler: Reader, now: float) -> float:
 
 
 def snapshot(
-    boot: Boot, peers: Mapping[str, StatisticsBlock], now: float, *, failed: bool
+    boot: Boot,
+    peers: Mapping[str, StatisticsBlock],
+    now: float,
+    seats: Mapping[int, str],
+    *,
+    failed: bool,
 ) -> MetricsSnapshot:
-    """Everything that is counted, at `now` (monotonic seconds)."""
+    """Everything that is counted, at `now` (monotonic seconds). `seats` names the choices that
+    took each slot last."""
     scheduler, http, engine = (Reader(peers[role]) for role in ("scheduler", "http", "engine"))
     return MetricsSnapshot(
         scheduler=_scheduler(boot, scheduler, engine, now),
         service=_service(boot, scheduler, http, failed=failed),
         prefix_cache=_prefix_cache(boot, scheduler, http),
         nvme_cache=_nvme_cache(boot, scheduler, engine),
+        prefill=_prefill(scheduler, seats, now),
         build=_build(boot),
         ranks=[_rank(boot, scheduler, now)] if boot.settings.world_size > 1 else [],
         finished={reason: scheduler.count(f"finished_{reason}") for reason in REASONS},
@@ -160,12 +170,41 @@ def _scheduler(boot: Boot, scheduler: Reader, engine: Reader, now: float) -> Sch
     )
 
 
+def _prefill(scheduler: Reader, seats: Mapping[int, str], now: float) -> PrefillMetrics:
+    found = PrefillMetrics()
+    for slot in range(SLOTS):
+        prompt = scheduler.count(f"reading_prompt_{slot}")
+        if not prompt:
+            continue
+        done = scheduler.count(f"reading_done_{slot}")
+        cached = scheduler.count(f"reading_cached_{slot}")
+        one = PrefillRequest(
+            id=seats.get(slot, ""),
+            slot=slot,
+            prompt_tokens=prompt,
+            processed_tokens=done,
+            cached_tokens=cached,
+            computed_tokens=done - cached,
+            remaining_tokens=prompt - done,
+            elapsed_ms=(now - scheduler.real(f"reading_since_s_{slot}")) * 1e3,
+        )
+        found.requests.append(one)
+        found.prompt_tokens += one.prompt_tokens
+        found.processed_tokens += one.processed_tokens
+        found.cached_tokens += one.cached_tokens
+        found.computed_tokens += one.computed_tokens
+        found.remaining_tokens += one.remaining_tokens
+    return found
+
+
 def _service(boot: Boot, scheduler: Reader, http: Reader, *, failed: bool) -> ServiceMetrics:
     engine = boot.settings.engine
     return ServiceMetrics(
         requests_total=http.count("requests"),
         requests_shed=http.count("shed"),
         pending_admissions=http.count("at_door"),
+        pending_cancellations=scheduler.count("cancelling"),
+        tool_calls_out=http.count("tool_calls"),
         requests_cancelled=http.count("cancelled"),
         requests_failed=http.count("failed"),
         requests_shed_pool=scheduler.count("finished_pool_exhausted"),

@@ -12,9 +12,10 @@ class Queued(msgspec.Struct, frozen=True, tag=True):
 
 
 class Seated(msgspec.Struct, frozen=True, tag=True):
-    """The first choice of request `id` has a slot, since `at_ns` of the monotonic clock."""
+    """The choice `id` has `slot`, since `at_ns` of the monotonic clock."""
 
     id: str
+    slot: int
     at_ns: int
 
 

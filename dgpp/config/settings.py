@@ -3,7 +3,7 @@
 import re
 from functools import partial
 from ipaddress import AddressValueError, IPv4Address
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -68,6 +68,10 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Key("silence before a stream's keep-alive; -1: none", 1, 2**31 - 1, also=(-1,), unit="s"),
     ] = 30
+    metrics_compat: Annotated[
+        Literal["none", "vllm"],
+        Key("say the metrics under these names too", flag="--metrics-compat", shared=False),
+    ] = "none"
     api_key_file: Annotated[
         str,
         Key("file of API keys, one a line, mode 0600; reread when it changes", shared=False),

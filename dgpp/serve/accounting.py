@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dgpp.serve.timings import Timings
-from dgpp.text.delta import Delta
+from dgpp.text.delta import CallPart, Delta
 
 
 class Accounting:
@@ -18,6 +18,7 @@ class Accounting:
     def __init__(self, choices: int, n: int = 1) -> None:
         self.prompt_tokens = 0
         self.times = Timings()
+        self.tool_calls = 0
         self._n = n
         self._cached = [(0, 0)] * choices
         self._completion = [0] * choices
@@ -44,6 +45,7 @@ class Accounting:
         choice = delta.choice
         if self._finish[choice] is not None:
             return False
+        self.tool_calls += sum(isinstance(part, CallPart) for part in delta.parts)
         self._completion[choice] = delta.completion_tokens
         self._reasoning[choice] = delta.reasoning_tokens
         self._cached[choice] = (delta.cached_tokens, delta.decoded_tokens)

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from dgpp.serve.metrics import MetricsSnapshot, RankMetrics
+from dgpp.serve.vllm_names import VllmNames
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -139,10 +140,13 @@ _RANK_GAUGES = {
 }
 
 
-def prometheus_text(snapshot: MetricsSnapshot, model_name: str) -> bytes:
-    """The body of GET /metrics/prometheus, text format 0.0.4."""
+def prometheus_text(snapshot: MetricsSnapshot, model_name: str, compat: str = "none") -> bytes:
+    """The body of GET /metrics/prometheus, text format 0.0.4; with `compat` "vllm" also under the
+    names that dashboards for vLLM query."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Exposition(snapshot, model_name))
+    if compat == "vllm":
+        registry.register(VllmNames(snapshot, model_name))
     return generate_latest(registry)
 
 

@@ -69,6 +69,7 @@ def test_streamed_and_whole_messages_say_the_same(client, talking):
     assert whole.content[1].text == "Let me look.\n"
     assert whole.content[2].input == {"city": "Köln", "days": 3}
     assert whole.stop_reason == "tool_use"
+    assert talking.metrics()["service"]["tool_calls_out"] == 1
 
     kinds = []
     with client.messages.stream(**asked) as stream:

@@ -77,6 +77,35 @@ def test_metrics_count_what_happened(serve):
     assert f'dgpp_e2e_request_latency_seconds_count{{model_name="{name}"}} 3.0' in text
 
 
+def test_metrics_tell_a_prompt_that_is_being_read(serve):
+    server = serve(step_ms=150, kv_capacity=65536, flags=("--metrics-compat", "vllm"))
+    long = {"messages": [{"role": "user", "content": "a long story " * 1200}], "max_tokens": 2}
+    thread = threading.Thread(target=ask, args=(server,), kwargs=long)
+    thread.start()
+    seen = []
+    while thread.is_alive():
+        prefill = server.metrics()["prefill"]
+        seen += [(prefill, one) for one in prefill["requests"]]
+        time.sleep(0.05)
+    thread.join()
+    assert len({one["processed_tokens"] for _, one in seen}) > 2
+    for prefill, one in seen:
+        assert one["id"].startswith("chatcmpl-")
+        assert one["slot"] == 0
+        assert one["processed_tokens"] + one["remaining_tokens"] == one["prompt_tokens"]
+        assert one["computed_tokens"] == one["processed_tokens"] - one["cached_tokens"]
+        assert prefill["remaining_tokens"] == one["remaining_tokens"]
+        assert 0 <= one["elapsed_ms"] < 60_000
+    deadline = time.monotonic() + 5
+    # The client is told before the scheduler.
+    while (idle := server.metrics())["scheduler"]["step_age_ms"] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert idle["scheduler"]["step_age_ms"] == 0
+    assert idle["prefill"]["requests"] == []
+    text = server.get("/metrics/prometheus")[1].decode()
+    assert f'vllm:generation_tokens_total{{model_name="{server.model()}"}} 2.0' in text
+
+
 def test_a_silent_stream_is_kept_alive(serve):
     server = serve(step_ms=2500)
     body = {

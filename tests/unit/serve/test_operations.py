@@ -190,3 +190,30 @@ def test_models(model: ServedModel) -> None:
     assert model_list(small)["data"][0]["context"]["limited_by"] == "kv-pool"
     with pytest.raises(ApiError, match="other"):
         find_model(model, "other")
+
+
+def test_vllm_names_say_the_same_figures(snapshot: MetricsSnapshot) -> None:
+    snapshot.scheduler.prefilling, snapshot.scheduler.queued = 2, 4
+    snapshot.finished["cancelled"] = 6
+    snapshot.histograms.time_to_first_token_hit.observe(0.02)
+    plain = prometheus_text(snapshot, "m").decode()
+    text = prometheus_text(snapshot, "m", "vllm").decode()
+    assert "vllm:" not in plain
+    assert text.startswith(plain)
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.startswith("vllm:"):
+                labels = dict(sample.labels)
+                assert labels.pop("model_name") == "m"
+                found[sample.name.removeprefix("vllm:"), *labels.values()] = sample.value
+    assert found["num_requests_running",] == 5
+    assert found["num_requests_waiting",] == 4
+    assert found["kv_cache_usage_perc",] == 0.25
+    assert found["prefix_cache_queries_total",] == 100
+    assert found["prefix_cache_hits_total",] == 40
+    assert found["request_success_total", "stop"] == 9
+    assert found["request_success_total", "abort"] == 6
+    assert found["time_to_first_token_seconds_count",] == 2
+    assert found["time_to_first_token_seconds_sum",] == pytest.approx(0.32)
+    assert found["time_to_first_token_seconds_bucket", "0.02"] == 1
