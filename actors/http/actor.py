@@ -50,7 +50,7 @@ class HttpActor(Role):
         settings = self.boot.settings
         self.model = self.boot.served
         self.version = self.boot.version
-        self.metrics_compat = settings.http.metrics_compat
+        self.metrics_compat: str = settings.http.metrics_compat
         self.max_body_bytes = min(settings.http.max_body_bytes, TEXT_BODY_BYTES)
         self.health = Health(self.model.id)
         self.gate: Gate
