@@ -190,11 +190,3 @@ def test_the_family_is_inspected_and_planned(toy: Toy) -> None:
 def test_what_the_family_does_not_know_is_named(toy: Toy, field, value, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         toy.family.parse({**CONFIG, field: value})
-
-
-def test_what_the_page_names_exists() -> None:
-    root, page = PAGE.parents[1], PAGE.read_text()
-    named = set(re.findall(r"`((?:dgpp|tests|deploy|kernels_numba)/[\w/.-]+)`", page))
-    written = {f"{PACKAGE}config.py", f"{PACKAGE}model.py", "tests/unit/models/test_toy_lm.py"}
-    missing = {name for name in named - written if not (root / name).exists()}
-    assert missing == {"deploy/NAME-wN.json"}

@@ -28,6 +28,10 @@ FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 
 
+TO_BE_WRITTEN = ("toy_lm", "NAME")
+"""In the names of files that a reader of a page is to write."""
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -87,7 +91,8 @@ def test_links_resolve(page):
 def test_named_files_exist(page):
     known = r"(?:dgpp|actors|kernels_numba|scripts|tests|docs|deploy)/[\w./-]+\.\w+"
     for path in re.findall(rf"(?<![\w/.-]){known}", page.read_text()):
-        assert (ROOT / path).exists(), path
+        written = any(word in path for word in TO_BE_WRITTEN)
+        assert written or (ROOT / path).exists(), path
 
 
 def test_structure_lists_every_module():
