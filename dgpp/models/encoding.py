@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kernels_numba.bf12 import narrow
 from kernels_numba.weights import FP8_BLOCK_ROWS, Form, Part
 
 MIB = 1 << 20
@@ -41,6 +40,8 @@ def _blocks(first: int, count: int, extent: int) -> tuple[int, int]:
 
 def packed(parts: Sequence[Part]) -> list[Part]:
     """bf16 parts of one matrix in BF12; as they are where one of them would not be smaller."""
+    from kernels_numba.cpu.narrow import narrow  # loads Numba, which a plan does without
+
     small = [narrow(part) for part in parts]
     return [part for part in small if part is not None] if None not in small else list(parts)
 

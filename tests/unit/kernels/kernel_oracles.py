@@ -9,7 +9,7 @@ import os
 
 import numpy as np
 
-from kernels_numba.bf12 import narrow
+from kernels_numba.cpu.narrow import narrow
 from kernels_numba.weights import LAYOUTS, Form, Part
 
 CAPACITY = 150

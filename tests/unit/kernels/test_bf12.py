@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_oracles import bf16_bits, bf16_rows, bf16_values, rows_of, tensor_of
 
-from kernels_numba.bf12 import MOST_ESCAPES, RAW, narrow
+from kernels_numba.bf12 import MOST_ESCAPES, RAW
+from kernels_numba.cpu.narrow import narrow
 from kernels_numba.weights import Form, Part
 
 
