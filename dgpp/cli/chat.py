@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dgpp.cli.server_client import DEFAULT_URL, KeyOption, UrlOption
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,9 +26,8 @@ _CONTROLS |= {ord("\t"): "\t", ord("\n"): "\n", ord("\r"): ""}
 
 @app.command()
 def chat(
-    url: Annotated[
-        str, typer.Option("--url", envvar="DGPP_URL", help="Where the server listens.")
-    ] = "http://127.0.0.1:18080",
+    url: UrlOption = DEFAULT_URL,
+    api_key: KeyOption = "",
     once: Annotated[
         str | None, typer.Option("--once", help="Ask this, print the answer, end.")
     ] = None,
@@ -50,7 +51,7 @@ def chat(
     console = Console(highlight=False, soft_wrap=True)
     history = [Message("system", system)] if system is not None else []
     options = Options(max_tokens, temperature)
-    client = ChatClient(url)
+    client = ChatClient(url, api_key)
     talk = Conversation(console, client, client.model(), history, options)
     if once is None:
         _loop(talk)

@@ -6,18 +6,12 @@ import http.client
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
-from dgpp.errors import DgppError
+from dgpp.cli.server_client import ClientError, ServerClient
 
-# The server sends a keep-alive at least every 30 s; silence beyond this means it hangs.
-_TIMEOUT_S = 120.0
-
-
-class ChatError(DgppError):
-    """The server cannot be reached, refused the request or broke off; the message says which."""
+ChatError = ClientError
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -67,26 +61,13 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class ChatClient:
-    """Talks to the server at `url` (http or https). One request at a time, each on a connection
-    of its own, so that closing it cancels the answer."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        parts = urlsplit(self.url)
-        try:
-            port = parts.port
-        except ValueError as error:
-            raise ChatError(f"--url {url}: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ChatError(f"--url {url}: expected http://HOST:PORT or https://HOST:PORT")
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
-        self._prefix = parts.path.removesuffix("/v1")
+class ChatClient(ServerClient):
+    """A server's chat endpoint."""
 
     def model(self) -> str:
         """The id of the first model served. Raises ChatError."""
-        with closing(self._connect()) as connection:
-            answer = self._request(connection, "GET", "/v1/models", None)
+        with closing(self.connect()) as connection:
+            answer = self.request(connection, "GET", "/v1/models", None)
             try:
                 models = msgspec.json.decode(answer.read(), type=_Models).data
             except (msgspec.DecodeError, OSError, http.client.HTTPException) as error:
@@ -102,35 +83,14 @@ class ChatClient:
         """
         body = {"model": model, "messages": messages, "stream": True}
         body |= msgspec.to_builtins(options)
-        with closing(self._connect()) as connection:
-            answer = self._request(
+        with closing(self.connect()) as connection:
+            answer = self.request(
                 connection, "POST", "/v1/chat/completions", msgspec.json.encode(body)
             )
             try:
                 yield from pieces(answer)
             except (OSError, http.client.HTTPException) as error:
                 raise ChatError(f"{self.url} broke off the answer: {error}") from None
-
-    def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        return kind(self._host, self._port, timeout=_TIMEOUT_S)
-
-    def _request(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
-    ) -> http.client.HTTPResponse:
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        try:
-            connection.request(method, self._prefix + path, body, headers)
-            answer = connection.getresponse()
-            if answer.status == http.HTTPStatus.OK:
-                return answer
-            refusal = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise ChatError(
-                f"no server answers at {self.url} ({error}); "
-                "start one with: dgpp run deploy/demo.json"
-            ) from None
-        raise ChatError(f"{self.url} refused: {_refusal_text(answer.status, refusal)}")
 
 
 def pieces(lines: Iterable[bytes]) -> Iterator[Piece]:
@@ -156,11 +116,3 @@ def pieces(lines: Iterable[bytes]) -> Iterator[Piece]:
             if choice.delta.content:
                 yield Piece(choice.delta.content)
     raise ChatError("the server closed the connection in the middle of the answer")
-
-
-def _refusal_text(status: int, body: bytes) -> str:
-    try:
-        error = msgspec.json.decode(body, type=_Chunk).error
-    except msgspec.DecodeError:
-        error = None
-    return error.message if error is not None else f"HTTP status {status}"

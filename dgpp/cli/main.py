@@ -17,6 +17,7 @@ COMMANDS = (
     ("run", "dgpp.cli.run", "Serve a deployment over HTTP."),
     ("fetch", "dgpp.cli.fetch", "Fetch a model."),
     ("chat", "dgpp.cli.chat", "Talk to a running server."),
+    ("top", "dgpp.cli.top", "Watch a running server."),
     ("check", "dgpp.cli.check", "Check a checkpoint against reference values."),
     ("plan", "dgpp.cli.plan", "Print a deployment's memory plan."),
     ("inspect", "dgpp.cli.inspect_checkpoint", "Say what a checkpoint holds."),
