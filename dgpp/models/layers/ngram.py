@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from dgpp.models.layers.attention import RING_SLACK
 from dgpp.models.layers.extended import extended
 from dgpp.models.layers.fold import Fold
 from dgpp.models.layers.workspace import Workspace
@@ -50,8 +51,9 @@ class NgramShape:
         return (("n-gram rows", self.width),)
 
     def ring(self, name: str) -> Ring:
-        """The last tokens of a request."""
-        return Ring(f"{name} tokens", self.how.history, 1, wide=True)
+        """The last tokens of a request, and as many more as may be fed in vain: a row that is fed
+        again must find those before it."""
+        return Ring(f"{name} tokens", self.how.history + RING_SLACK, 1, wide=True)
 
     def held(self, shard: Shard) -> tuple[int, int]:
         """First and number of the table's rows that belong to one rank's heads, padding to the

@@ -146,10 +146,10 @@ def test_a_rank_holds_what_the_release_takes() -> None:
     # Three layers keep an entry and a key per two tokens, one per token, in bf16.
     assert plan.token_bytes == (3 * (512 + 128) // 2 + 512 + 128) * 2
     # Windows of 128 rows and 32 more in bf16; in float32 an open pair and 32 tokens more of
-    # [value | gate] in three layers, and the last three tokens of each table's layer.
+    # [value | gate] in three layers, and three tokens and 32 more, a row of 32 values each, for
+    # each table.
     windows = 43 * 160 * 512 * 2
-    tokens = plan.request_bytes - windows - 3 * 33 * 2 * 512 * 4
-    assert 0 < tokens < 2 * 64 * 16 * 4
+    assert plan.request_bytes == windows + 3 * 33 * 2 * 512 * 4 + 2 * 35 * 32 * 4
     # Half a byte and a scale per 32 values of 40 × 384 experts and 3 × 128 of draft stages.
     experts = (40 * 384 + 3 * 128) * 3 * 5120 * 2304 // 4 * 17 // 32
     items = {item.name: item.bytes for item in plan.items}
