@@ -7,6 +7,11 @@ from typing import Any
 from dgpp.errors import ConfigError
 
 LAYERS = "num_hidden_layers"
+DRAFTED = "compress_ratios"
+"""A list that goes on behind the layers: with an entry for each draft stage, which a cut model has
+none of."""
+FIRST = "num_hash_layers"
+"""How many layers from the first on are of a kind."""
 
 
 def cut_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
@@ -21,7 +26,11 @@ def cut_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
     if not isinstance(held, int) or not 1 <= layers <= held:
         raise ConfigError(f"--layers: {layers}, the model has {held}")
     cut = {
-        name: value[:layers] if isinstance(value, list) and len(value) == held else value
+        name: value[:layers]
+        if isinstance(value, list) and (len(value) == held or name == DRAFTED)
+        else value
         for name, value in config.items()
     }
+    if FIRST in cut:
+        cut[FIRST] = min(cut[FIRST], layers)
     return {**cut, LAYERS: layers}

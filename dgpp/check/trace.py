@@ -173,9 +173,7 @@ class Trace:
         """The block whose first token is known and stands at `position`."""
         engine, model = self._engine, self._engine.model
         if model.drafter is not None:
-            ends = (model.embedding, model.head)
-            read = engine.read_logits
-            block = model.drafter.draft(engine.rows, SLOT, position, token, ends, read)
+            block = model.draft_block(engine.rows, SLOT, position, token, engine.read_logits)
             self.blocks.append(block)
 
     def _draft_chunk(self, level: int, start: int, count: int, hidden: Tensor) -> None:

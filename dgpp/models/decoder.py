@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dgpp.checkpoint.formats import BF16, Format
-from dgpp.models.layers.draft_scores import DraftScores
-from dgpp.models.layers.dspark import DSpark
+from dgpp.models.layers.draft_scores import DraftScores, Scored
+from dgpp.models.layers.dspark import DraftedBlock, DSpark
 from dgpp.models.layers.embedding import Embedding
 from dgpp.models.layers.extended import extended
 from dgpp.models.layers.hyper import Streams
@@ -20,7 +21,7 @@ from dgpp.models.sources import Linear, WeightSource
 from dgpp.net.collective import Collective
 from dgpp.state.declaration import StateDeclaration
 from dgpp.state.pools import StatePools
-from kernels_numba.backend import Backend, Logits, Matrix, Norm, Rows, Tensor
+from kernels_numba.backend import Backend, F32Array, Logits, Matrix, Norm, Rows, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +137,30 @@ class Decoder(ABC):
 
     def draft_logits(self, level: int, index: Sequence[int], out: Logits) -> None:
         """Logits [len(index), ids of this rank] of rows of the level's last forward."""
+        self._scored(self.drafts[level], index, out)
+
+    def draft_block(
+        self,
+        rows: Rows,
+        slot: int,
+        position: int,
+        token: int,
+        whole: Callable[[Logits, int], F32Array],
+    ) -> DraftedBlock:
+        """What `drafter` drafts after `token`, which stands at `position` of `slot`, behind all its
+        rows so far. `whole(logits, count)` reads rows of logits of all ranks. Overwrites `rows`.
+        """
+        drafter = self.drafter
+        assert drafter is not None, "no block drafter was loaded"
+        score = partial(self._scored, drafter)
+        return drafter.draft(rows, (slot, position), token, self.embedding, score, whole)
+
+    def _scored(self, drafter: Scored, index: Sequence[int], out: Logits) -> None:
+        """Logits of rows `index` of a drafter, of the ids that drafts are limited to."""
         if self._draft_scores is not None:
-            self._draft_scores.logits(self.drafts[level], index, out)
+            self._draft_scores.logits(drafter, index, out)
         else:
-            self.drafts[level].logits(index, self.head, out)
+            drafter.logits(index, self.head, out)
 
     def final_hidden(self, rows: Rows, out: Tensor) -> None:
         """out[r] = the last forward's row r as the head takes it: after the final norm."""

@@ -20,7 +20,7 @@ from dgpp.models.glm5_next import config as glm5_next_config
 from dgpp.models.glm5_next.model import Glm5NextModel
 from dgpp.models.glm_moe_dsa import config as glm_dsa_config
 from dgpp.models.glm_moe_dsa.model import GlmDsaModel
-from dgpp.models.layers.dspark import DSpark
+from dgpp.models.layers.dspark import DraftedBlock, DSpark
 from dgpp.models.layers.embedding import Embedding
 from dgpp.models.layers.rope import stretched_context
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
@@ -34,7 +34,7 @@ from dgpp.models.qwen4_exp.model import Qwen4ExpModel
 from dgpp.net.collective import Collective
 from dgpp.state.declaration import StateDeclaration
 from dgpp.state.pools import StatePools
-from kernels_numba.backend import Backend, Logits, Matrix, Rows, Tensor
+from kernels_numba.backend import Backend, F32Array, Logits, Matrix, Rows, Tensor
 
 
 class FamilyConfig(Protocol):
@@ -110,6 +110,16 @@ class Model(Protocol):
 
     def draft_logits(self, level: int, index: Sequence[int], out: Logits) -> None:
         """Logits [len(index), |vocabulary|] of rows of the level's last forward."""
+
+    def draft_block(
+        self,
+        rows: Rows,
+        slot: int,
+        position: int,
+        token: int,
+        whole: Callable[[Logits, int], F32Array],
+    ) -> DraftedBlock:
+        """The block that `drafter` drafts after `token` at `position`. Overwrites `rows`."""
 
     def final_hidden(self, rows: Rows, out: Tensor) -> None:
         """The last forward's rows after the final norm."""

@@ -3,6 +3,8 @@ target nothing."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from reference_fixtures import fixture_directory
@@ -10,6 +12,7 @@ from test_exactness import LIMITS, VOCAB, Driver
 
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.model_engine import ModelEngine
+from dgpp.models.forms import ModelForms
 from dgpp.models.layers.dspark import DraftedBlock
 from dgpp.sched.plan import DecodeRow, Plan, PrefillChunk
 
@@ -24,16 +27,17 @@ pytestmark = pytest.mark.timeout(600)
         pytest.param("deepseek-v4.1-flash-mxfp4-fp8", marks=pytest.mark.long),
     ],
 )
-def engine(request) -> ModelEngine:
-    checkpoint = Checkpoint(fixture_directory(request.param))
+def checkpoint(request) -> Checkpoint:
+    return Checkpoint(fixture_directory(request.param))
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Checkpoint) -> ModelEngine:
     return ModelEngine(checkpoint, LIMITS, 2, drafts=True)
 
 
 def draft(engine: ModelEngine, slot: int, position: int, token: int) -> DraftedBlock:
-    model = engine.model
-    assert model.drafter is not None
-    ends = (model.embedding, model.head)
-    return model.drafter.draft(engine.rows, slot, position, token, ends, engine.read_logits)
+    return engine.model.draft_block(engine.rows, slot, position, token, engine.read_logits)
 
 
 def same(got: DraftedBlock, wanted: DraftedBlock) -> None:
@@ -71,3 +75,21 @@ def test_a_block_leaves_the_target_as_it_was(engine: ModelEngine) -> None:
     driver.read(1, prompt, 32)
     wanted = driver.step(decodes=(DecodeRow(1, len(prompt), 4),))
     np.testing.assert_array_equal(got, wanted)
+
+
+def test_drafts_may_be_limited_to_some_tokens(
+    engine: ModelEngine, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    prompt = np.random.default_rng(13).integers(0, VOCAB, 40)
+    Driver(engine, 3).read(0, prompt, 64)
+    free = draft(engine, 0, len(prompt), 4)
+    ids = np.arange(1, VOCAB, 3)
+    np.save(tmp_path / "ids.npy", ids.astype(np.int32))
+    forms = ModelForms(draft_vocab=str(tmp_path / "ids.npy"))
+    limited = ModelEngine(checkpoint, LIMITS, 2, drafts=True, forms=forms)
+    Driver(limited, 3).read(0, prompt, 64)
+    held = draft(limited, 0, len(prompt), 4)
+    assert set(held.tokens.tolist()) <= set(ids.tolist())
+    # The first row follows the same token in both.
+    np.testing.assert_array_equal(held.logits[0, ids], free.logits[0, ids])
+    assert np.isneginf(np.delete(held.logits, ids, axis=1)).all()

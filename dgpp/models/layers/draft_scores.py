@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from dgpp.models.layers.extended import extended
-from dgpp.models.layers.mtp import DraftLevel
 from kernels_numba.backend import Backend, Logits, Matrix
+
+
+class Scored(Protocol):
+    """A drafter whose last rows a head makes logits of."""
+
+    def logits(self, index: Sequence[int], head: Matrix, out: Logits) -> None:
+        """Logits [len(index), rows of `head`]."""
 
 
 class DraftScores:
@@ -24,11 +31,11 @@ class DraftScores:
         self._ops = extended(ops)
         self._head = self._ops.take_rows(head, self._own)
 
-    def logits(self, level: DraftLevel, index: Sequence[int], out: Logits) -> None:
-        """As `DraftLevel.logits` over the whole slice."""
+    def logits(self, drafter: Scored, index: Sequence[int], out: Logits) -> None:
+        """As the drafter's own logits over the whole slice."""
         if len(index) > self._room:
             self._room = len(index)
             self._few = self._ops.logits(self._room, len(self._own))
         if len(self._own):
-            level.logits(index, self._head, self._few)
+            drafter.logits(index, self._head, self._few)
         self._ops.spread_logits(self._few, len(index), self._own, out)

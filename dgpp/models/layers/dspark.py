@@ -143,46 +143,52 @@ class DSpark:
     def draft(
         self,
         rows: Rows,
-        slot: int,
-        position: int,
+        place: tuple[int, int],
         token: int,
-        target: tuple[Embedding, Matrix],
+        embedding: Embedding,
+        score: Callable[[Sequence[int], Logits], None],
         whole: Callable[[Logits, int], F32Array],
     ) -> DraftedBlock:
-        """The block after `token`, which stands at `position` of `slot`. `target` is its embedding
-        and head, `whole(logits, count)` reads rows of logits, of all ranks. Overwrites `rows`."""
+        """The block after `token`, which stands at `place`: a slot and a position. `score` makes
+        logits of the block's rows, as `logits` does with a head; `whole(logits, count)` reads rows
+        of logits of all ranks. Overwrites `rows`."""
         ops, work, block = self._ops, self._work, self.shape.block
-        embedding, head = target
-        self._fill(rows, slot, position, [token, *[self.shape.noise] * (block - 1)])
+        self._fill(rows, place, [token, *[self.shape.noise] * (block - 1)])
         embedding.forward(ops, rows, work, work.x)
         self._streams.enter(ops, rows, work)
         for stage in self._stages:
             stage.forward_block(ops, rows, work)
         self._streams.leave(ops, rows, work)
-        ops.head(work.x, range(block), self._norm, head, self._logits)
+        score(range(block), self._logits)
         logits = whole(self._logits, block)
         tokens = [token]
         for drafted in range(block):
-            self._fill(rows, slot, position, tokens[-1:])
+            self._fill(rows, place, tokens[-1:])
             ops.embed(rows, self._from, work.extra["dspark code"])
             ops.head(work.extra["dspark code"], [0], None, self._to, self._logits)
             logits[drafted] += whole(self._logits, 1)[0]
             # Of equal ones the first: the lower id.
             tokens.append(int(logits[drafted].argmax()))
-        confidence = self._sure(rows, slot, position, tokens[:-1])
+        confidence = self._sure(rows, place, tokens[:-1])
         return DraftedBlock(np.array(tokens[1:], np.int32), logits, confidence)
 
-    def _sure(self, rows: Rows, slot: int, position: int, before: Sequence[int]) -> F32Array:
+    def logits(self, index: Sequence[int], head: Matrix, out: Logits) -> None:
+        """Logits [len(index), ids of this rank] of rows of the last block, without what follows
+        from the tokens before them."""
+        self._ops.head(self._work.x, index, self._norm, head, out)
+
+    def _sure(self, rows: Rows, place: tuple[int, int], before: Sequence[int]) -> F32Array:
         """Of each draft, from its row ahead of the output norm and the token before it."""
         ops, work = self._ops, self._work
         code, joined = work.extra["dspark code"], work.extra["dspark joined"]
-        self._fill(rows, slot, position, before)
+        self._fill(rows, place, before)
         ops.embed(rows, self._from, code)
         ops.join(rows, work.x, code, joined)
         ops.linear(rows, joined, self._confidence, work.extra["dspark confidence"])
         return ops.read(work.extra["dspark confidence"], rows.count)[:, 0]
 
-    def _fill(self, rows: Rows, slot: int, position: int, tokens: Sequence[int]) -> None:
+    def _fill(self, rows: Rows, place: tuple[int, int], tokens: Sequence[int]) -> None:
+        slot, position = place
         rows.count = count = len(tokens)
         rows.tokens[:count] = tokens
         rows.positions[:count] = np.arange(position, position + count)

@@ -31,6 +31,12 @@ def test_layers_are_cut_with_every_list_that_has_one_entry_each() -> None:
     assert cut == {"num_hidden_layers": 2, "layer_types": ["a", "b"], "eos_token_id": [1, 2]}
     assert cut_layers({"text_config": config, "x": 1}, 3)["text_config"]["layer_types"] == [*"abc"]
     assert config["num_hidden_layers"] == 4
+    ratios = {"num_hidden_layers": 3, "compress_ratios": [0, 4, 128, 0, 0], "num_hash_layers": 3}
+    assert cut_layers(ratios, 2) == {
+        "num_hidden_layers": 2,
+        "compress_ratios": [0, 4],
+        "num_hash_layers": 2,
+    }
     for layers in (0, 5):
         with pytest.raises(ConfigError, match=f"--layers: {layers}, the model has 4"):
             cut_layers(config, layers)
