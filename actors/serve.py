@@ -24,6 +24,7 @@ from actors.memory import create_memfd, map_memfd
 from actors.memory_lock import raise_limit
 from actors.rank_spec import RankSpec
 from actors.run import make_world, run_world, supervise
+from actors.service_manager import notify
 from actors.supervisor import Settings as Supervision
 from actors.supervisor import World
 from actors.world import SLAB, topology
@@ -76,6 +77,7 @@ def _serve_first(settings: Settings, *, log_json: bool, alone: bool) -> int:
 
     def say_ready() -> None:
         log.log_line(_log, ready.text, ready.fields)
+        notify("READY=1")
 
     supervision = Supervision(drain_timeout_s=settings.engine.drain_timeout_s)
     if settings.world_size > 1:
@@ -126,7 +128,11 @@ def follow(
         joining = Joining(host, port, identity, timeout_s)
         return FollowingWorld(joining=joining, deploy=deploy, facts=facts, make_inner=make)
 
-    return supervise(following, supervision, lambda: _log.info("rank %d serves", rank))
+    def say_serving() -> None:
+        _log.info("rank %d serves", rank)
+        notify("READY=1")
+
+    return supervise(following, supervision, say_serving)
 
 
 def _leading(boot: Boot, supervision: Supervision, *, alone: bool) -> Callable[[], World]:

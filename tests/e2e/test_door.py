@@ -107,11 +107,17 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def test_a_socket_file_in_place_of_a_port(serve, tmp_path):
+def test_a_socket_file_in_place_of_a_port(serve, tmp_path, monkeypatch):
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     path = str(tmp_path / "s")
     flags = ("--unix-socket", path, "--bind-host", "0.0.0.0")
     server = serve(ready=False, placement="inline", flags=flags)
     wait_log(server, f"READY — unix:{path} ")
+    manager.settimeout(5)
+    assert manager.recv(100) == b"READY=1"  # as systemd would hear it
+    manager.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port))
     link = UnixConnection(path)
