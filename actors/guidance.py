@@ -11,8 +11,7 @@ from actors.context import Context, T
 from actors.messages.sampler_engine import Masks
 from dgpp.errors import ConfigError
 from dgpp.grammar.guides import Guides
-from dgpp.grammar.matcher import Grammars
-from dgpp.grammar.vocabulary import vocabulary
+from dgpp.grammar.vocabulary import load_grammars
 from dgpp.sched.plan import Plan
 from dgpp.sched.verdict import Verdict
 from dgpp.text.codec import TextCodec
@@ -23,8 +22,8 @@ ENGINE = "sampler>engine"
 class Guidance:
     """Masks go out as soon as a plan is known, beside the engine's forward pass.
 
-    The vocabulary is read with the first grammar, in a thread like every grammar's compilation: a
-    model that serves none never pays for it, and other choices' tokens do not wait.
+    The vocabulary is read at the start, since that holds the interpreter for a second and more, and
+    grammars are compiled in a thread: other choices' tokens do not wait.
     """
 
     def __init__(self, context: Context, boot: Boot) -> None:
@@ -34,6 +33,13 @@ class Guidance:
         self._opening: dict[int, asyncio.Future[None]] = {}
         self._guided: set[int] = set()
         self._lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Read the vocabulary, where the model has one."""
+        if not self._boot.text:
+            return
+        with self._context.loading("the vocabulary for grammars"):
+            self._guides = await self._context.run_blocking(load_guides, self._boot)
 
     def prepare(self, plan: Plan) -> None:
         """Take in the plan's slots and send the masks that its step needs."""
@@ -68,7 +74,7 @@ class Guidance:
     async def _open(self, slot: int, grammar: str) -> None:
         async with self._lock:
             if self._guides is None:
-                self._guides = await self._thread(load_guides, self._boot)
+                raise ConfigError("a model without a tokenizer has no grammars")
             if slot in self._guided:
                 await self._thread(self._guides.open, slot, grammar)
         self._opening.pop(slot, None)
@@ -94,10 +100,7 @@ class Guidance:
         self._context.post(ENGINE, Masks(step, slots), [self._guides.masks(slots)])
 
 
-def load_guides(boot: Boot) -> Guides:
-    """The grammars' side of the model's vocabulary. Blocks for up to some seconds."""
-    if not boot.text:
-        raise ConfigError("a model without a tokenizer has no grammars")
-    codec = TextCodec.load(boot.model_directory)
-    found = Grammars(vocabulary(codec.tokenizer, codec.stop_ids))
-    return Guides(found, boot.limits.vocab_size)
+def load_guides(boot: Boot) -> Guides | None:
+    """The grammars' side of the model's vocabulary. Blocks for some seconds."""
+    grammars = load_grammars(TextCodec.load(boot.model_directory))
+    return None if grammars is None else Guides(grammars, boot.limits.vocab_size)

@@ -45,6 +45,9 @@ class SamplerActor(Role):
         self._rows: dict[int, npt.NDArray[np.float32] | None] = {}
         self._scored: dict[int, tuple[ScoredPrompt, ...]] = {}
 
+    async def start(self) -> None:
+        await self._guidance.start()
+
     def receive(self, channel: str, message: Any, arrays: Arrays) -> None:
         match message:
             case Plan():

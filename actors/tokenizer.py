@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any, TypeVar
 
 from actors.boot import Boot
@@ -21,7 +20,7 @@ from actors.messages.tokenizer_scheduler import Arrive, Stopped
 from actors.role import Role
 from dgpp.checkpoint.json_file import read_json
 from dgpp.grammar.matcher import Grammars
-from dgpp.grammar.vocabulary import vocabulary
+from dgpp.grammar.vocabulary import load_grammars
 from dgpp.sched.admission import request_of
 from dgpp.sched.request import unpack_ids
 from dgpp.serve.errors import ApiError
@@ -56,12 +55,16 @@ class TokenizerActor(Role):
         self._threads = ThreadPoolExecutor(INGRESS_THREADS, thread_name_prefix="ingress")
         self._preparing: set[str] = set()
         self._grammars: Grammars | None = None
-        self._lock = Lock()
         self._outputs: dict[str, OutputStream] = {}
 
     async def start(self) -> None:
         with self.context.loading("the tokenizer"):
             self._codec = await self.context.run_blocking(load_codec, self.boot)
+        if not self.boot.text:
+            return
+        # It holds the interpreter for a second and more: no stream may be there to wait for it.
+        with self.context.loading("the vocabulary for grammars"):
+            self._grammars = await self.context.run_blocking(load_grammars, self._codec)
 
     async def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -82,7 +85,7 @@ class TokenizerActor(Role):
 
     async def _prepare(self, message: Prepare) -> None:
         request = message.request
-        codec = self._loaded
+        codec, grammars = self._loaded, self._grammars
         prepared = await self._thread(
             request.id,
             submission,
@@ -91,7 +94,7 @@ class TokenizerActor(Role):
             codec,
             self._model,
             time.time(),
-            self._compiler,
+            None if grammars is None else lambda: grammars,
         )
         if prepared is not None and request.id in self._preparing:
             self._preparing.remove(request.id)
@@ -110,14 +113,6 @@ class TokenizerActor(Role):
         text = await self._thread(message.id, partial(tokenizer.decode, ids, skip_special=False))
         if text is not None:
             self.context.post(HTTP, Decoded(message.id, text))
-
-    def _compiler(self) -> Grammars:
-        """Made with the first constrained request, in the thread that prepares it."""
-        with self._lock:
-            if self._grammars is None:
-                codec = self._loaded
-                self._grammars = Grammars(vocabulary(codec.tokenizer, codec.stop_ids))
-        return self._grammars
 
     @property
     def _loaded(self) -> TextCodec:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from dgpp.grammar.matcher import Grammars
+from dgpp.text.codec import TextCodec
 from dgpp.text.tokenizer import Tokenizer
 
 
@@ -25,6 +27,14 @@ class _Source:
         if not isinstance(text, str):
             raise TypeError("text is encoded, bytes are not")
         return self._encode(text)
+
+
+def load_grammars(codec: TextCodec) -> Grammars | None:
+    """What compiles grammars over a model's vocabulary; None where no token ends an answer. Holds
+    the interpreter for up to two seconds."""
+    if not codec.stop_ids:
+        return None
+    return Grammars(vocabulary(codec.tokenizer, codec.stop_ids))
 
 
 def vocabulary(tokenizer: Tokenizer, stop_ids: Iterable[int]) -> LLTokenizer:
