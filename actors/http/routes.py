@@ -105,6 +105,7 @@ class Routes:
             "/metrics": {"GET": self._metrics},
             "/v1/metrics": {"GET": self._metrics},
             "/metrics/prometheus": {"GET": self._prometheus},
+            "/prometheus/metrics": {"GET": self._prometheus},
         }
 
     def paths(self) -> dict[str, tuple[str, ...]]:
@@ -293,6 +294,9 @@ class Routes:
         return web.Response(body=self._document, content_type=JSON)
 
     async def _metrics(self, request: web.BaseRequest) -> web.StreamResponse:
+        # A scraper that is told no path asks here, and says what it reads.
+        if "text/plain" in request.headers.get("Accept", ""):
+            return await self._prometheus(request)
         return web.Response(body=self._desk.metrics().json(), content_type=JSON)
 
     async def _prometheus(self, request: web.BaseRequest) -> web.StreamResponse:

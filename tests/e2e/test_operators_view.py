@@ -71,6 +71,12 @@ def test_metrics_count_what_happened(serve):
     assert found["scheduler"]["tokens_generated"] == 3 * 2 * 12
     assert found["scheduler"]["prompts_prefilled"] == 6
     text = server.get("/metrics/prometheus")[1].decode()
+    scrape = urllib.request.Request(f"{server.base}/metrics")
+    scrape.add_header("Accept", "application/openmetrics-text;q=0.6,text/plain;q=0.5,*/*;q=0.1")
+    with urllib.request.urlopen(scrape, timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert answer.read().splitlines()[:1] == [text.splitlines()[0].encode()]
+    assert server.get("/prometheus/metrics")[1].startswith(text.splitlines()[0].encode())
     name = server.model()
     assert f'dgpp_generation_tokens_total{{model_name="{name}"}} 72.0' in text
     assert f'dgpp_request_finished_total{{model_name="{name}",reason="length"}} 6.0' in text

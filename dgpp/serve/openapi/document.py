@@ -211,9 +211,10 @@ GETS = (
     Get("/health", "health", "Whether to send requests", ref("Health"), statuses=_HEALTH),
     Get("/health/ready", "ready", "The same", ref("Health"), statuses=_HEALTH),
     Get("/health/live", "live", "Whether to restart", ref("Health"), statuses=_HEALTH),
-    Get("/metrics", "metrics", "Counters", ref("Metrics")),
+    Get("/metrics", "metrics", "Counters; Prometheus' form for who accepts text", ref("Metrics")),
     Get("/v1/metrics", "metricsV1", "The same", ref("Metrics")),
     Get("/metrics/prometheus", "prometheus", "For Prometheus", {"type": "string"}, PLAIN),
+    Get("/prometheus/metrics", "scraped", "The same", {"type": "string"}, PLAIN),
     Get("/openapi.json", "openapi", "This document", {"type": "object"}),
 )
 
