@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
 
+import openai
+import pydantic
 import pytest
 
 from dgpp.text.tokenizer import Tokenizer
@@ -59,6 +62,22 @@ def test_json_fits_its_schema_beside_free_answers(babbling):
         assert value.keys() == {"city", "wet"}
         assert len(value["city"]) <= 5
         assert choice["finish_reason"] == "stop"
+
+
+class Weather(pydantic.BaseModel):
+    city: Annotated[str, pydantic.Field(max_length=5)]
+    wet: bool | None
+
+
+def test_a_parsed_answer_is_of_the_class_that_was_asked_for(babbling):
+    with openai.OpenAI(base_url=babbling.base + "/v1", api_key="none", max_retries=0) as client:
+        found = client.chat.completions.parse(
+            model=babbling.model(),
+            messages=[{"role": "user", "content": "x"}],
+            max_tokens=200,
+            response_format=Weather,
+        )
+    assert isinstance(found.choices[0].message.parsed, Weather)
 
 
 def test_plans_ahead_of_verdicts_wait_for_masks_and_go_on_after_them(serve, model_dir):

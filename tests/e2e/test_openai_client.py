@@ -48,6 +48,17 @@ def test_chat_one_shot_and_streamed_say_the_same(client, tokenizer):
     assert chunks[-1].usage == whole.usage
 
 
+def test_the_streaming_helper_ends_with_the_whole_answer(client):
+    whole = ask(client)
+    model = client.models.list().data[0].id
+    messages = [{"role": "user", "content": "Say it."}]
+    with client.chat.completions.stream(model=model, messages=messages) as stream:
+        said = "".join(event.delta for event in stream if event.type == "content.delta")
+    final = stream.get_final_completion()
+    assert final.choices[0].message.content == said == whole.choices[0].message.content
+    assert final.choices[0].finish_reason == "stop"
+
+
 def test_two_choices_have_their_own_indices_and_ends(client):
     whole = ask(client, n=2)
     assert [c.index for c in whole.choices] == [0, 1]
