@@ -22,6 +22,15 @@ from faulty import environment
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests" / "fixtures" / "tiny-chat"
 
+CALLING_TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}"
+    "<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}"
+    "</arg_key><arg_value>{{ v if v is string else v | tojson }}</arg_value>{% endfor %}"
+    "</tool_call>{% endfor %}{% endfor %}"
+)
+"""A chat template that knows calls, in GLM's form."""
+
 
 def free_ports(count: int) -> list[int]:
     """Ports of this host that nobody listens on."""

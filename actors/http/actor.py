@@ -143,6 +143,11 @@ class HttpActor(Role):
             flight.responder.account.times.seat(news.at_ns)
 
     async def drain(self, timeout_s: float) -> None:
+        grace_s = min(self.boot.settings.http.drain_grace_s, timeout_s)
+        if grace_s:
+            self._turn(State.LEAVING)
+            await asyncio.sleep(grace_s)
+            timeout_s -= grace_s
         self._turn(State.DRAINING)
         try:
             async with asyncio.timeout(max(0.0, timeout_s - LAST_WORDS_S)):

@@ -68,6 +68,16 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Key("silence before a stream's keep-alive; -1: none", 1, 2**31 - 1, also=(-1,), unit="s"),
     ] = 30
+    drain_grace_s: Annotated[
+        float,
+        Key(
+            "at a stop, how long /health says so before requests are refused; of drain_timeout_s",
+            0,
+            300,
+            unit="s",
+            shared=False,
+        ),
+    ] = 0.0
     metrics_compat: Annotated[
         Literal["none", "vllm"],
         Key("say the metrics under these names too", flag="--metrics-compat", shared=False),

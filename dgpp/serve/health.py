@@ -20,12 +20,13 @@ STEP_SECONDS = 30.0
 
 class State(enum.StrEnum):
     """From start to end; FAILED is final. READY servers may be DEGRADED, which a load balancer need
-    not mind, or STALLED."""
+    not mind, or STALLED. LEAVING ones take requests still, for whoever has not heard yet."""
 
     STARTING = "starting"
     READY = "ok"
     DEGRADED = "degraded"
     STALLED = "stalled"
+    LEAVING = "leaving"
     DRAINING = "draining"
     FAILED = "failed"
 

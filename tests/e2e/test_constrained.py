@@ -10,16 +10,10 @@ from typing import Annotated
 import openai
 import pydantic
 import pytest
+from serving import CALLING_TEMPLATE
 
 from dgpp.text.tokenizer import Tokenizer
 
-TEMPLATE = (
-    "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}"
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}"
-    "<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}"
-    "</arg_key><arg_value>{{ v if v is string else v | tojson }}</arg_value>{% endfor %}"
-    "</tool_call>{% endfor %}{% endfor %}"
-)
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 5}, "wet": {"type": "boolean"}},
@@ -34,7 +28,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA, "s
 def model_dir(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("calling") / "model"
     shutil.copytree(tiny, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(CALLING_TEMPLATE)
     return folder
 
 

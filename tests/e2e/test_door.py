@@ -18,10 +18,10 @@ KEY, OTHER = "sk-" + "k" * 30, "sk-" + "o" * 30
 OWNED = {"Authorization": f"Bearer {KEY}"}
 
 
-def keys_file(folder, *keys, mode=0o600):
+def keys_file(folder, *keys):
     file = folder / "keys"
     file.write_text("\n".join(keys))
-    file.chmod(mode)
+    file.chmod(0o600)
     return file
 
 
@@ -89,13 +89,6 @@ def test_a_server_for_other_machines_asks_for_a_key_over_tls(serve, tmp_path):
     assert server.stop() == 0
 
 
-def test_a_door_that_is_not_safe_does_not_open(serve, tmp_path):
-    file = keys_file(tmp_path, KEY, mode=0o644)
-    server = serve(ready=False, placement="inline", flags=("--api-key-file", str(file)))
-    assert server.process.wait(30) == 1
-    assert "others may read it; chmod 600" in server.log
-
-
 class UnixConnection(http.client.HTTPConnection):
     def __init__(self, path):
         super().__init__("localhost", timeout=20)
@@ -128,19 +121,14 @@ def test_a_socket_file_in_place_of_a_port(serve, tmp_path, monkeypatch):
     assert not (tmp_path / "s").exists()
 
 
-@pytest.fixture(scope="module")
-def server(serve_module):
-    return serve_module(step_ms=1, placement="inline")
-
-
-def test_pages_of_other_sites_reach_nothing(server):
-    link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+def test_pages_of_other_sites_reach_nothing(small):
+    link = http.client.HTTPConnection("127.0.0.1", small.port, timeout=20)
     for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
         for path in ("/health", "/v1/models"):
             status, _, body = ask(link, "GET", path, headers=headers)
             assert status == 403
             assert json.loads(body)["error"]["code"] == "host_not_allowed"
-    ours = {"Host": f"localhost:{server.port}", "Origin": f"http://localhost:{server.port}"}
+    ours = {"Host": f"localhost:{small.port}", "Origin": f"http://localhost:{small.port}"}
     status, headers, _ = ask(link, "GET", "/v1/models", headers=ours)
     assert status == 200
     assert not [name for name in headers if name.lower().startswith("access-control")]
@@ -148,10 +136,10 @@ def test_pages_of_other_sites_reach_nothing(server):
     link.close()
 
 
-def test_every_answer_has_a_request_id(server):
-    link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+def test_every_answer_has_a_request_id(small):
+    link = http.client.HTTPConnection("127.0.0.1", small.port, timeout=20)
     mine = {"X-Request-Id": "trace-1:a/b"}
-    body = {"model": server.model(), "messages": [{"role": "user", "content": "hi"}]}
+    body = {"model": small.model(), "messages": [{"role": "user", "content": "hi"}]}
     body |= {"max_tokens": 2}
     for given in (mine, {}, {"X-Request-Id": 'a"b'}, {"X-Request-Id": "x" * 129}):
         seen = set()
@@ -172,9 +160,9 @@ def test_every_answer_has_a_request_id(server):
     link.close()
 
 
-def half_closed(server, data):
+def half_closed(small, data):
     """What a client gets that ends its side as soon as it has asked."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+    with socket.create_connection(("127.0.0.1", small.port), timeout=20) as link:
         link.sendall(data)
         link.shutdown(socket.SHUT_WR)
         got = b""
@@ -184,33 +172,33 @@ def half_closed(server, data):
     return got
 
 
-def test_a_client_that_ends_its_side_gets_what_is_ready_but_no_text(server):
+def test_a_client_that_ends_its_side_gets_what_is_ready_but_no_text(small):
     for version in (b"1.0", b"1.1"):
-        got = half_closed(server, b"GET /health HTTP/%b\r\nHost: localhost\r\n\r\n" % version)
+        got = half_closed(small, b"GET /health HTTP/%b\r\nHost: localhost\r\n\r\n" % version)
         assert got.startswith(b"HTTP/%b 200" % version)
         assert b'"status"' in got
     body = json.dumps({"prompt": "count me"}).encode()
     head = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
-    got = half_closed(server, head.format("/tokenize", len(body)).encode() + body)
+    got = half_closed(small, head.format("/tokenize", len(body)).encode() + body)
     assert b'"count"' in got
-    assert half_closed(server, head.format("/tokenize", 1000).encode() + body) == b""
-    body = json.dumps({"model": server.model(), "prompt": "x", "max_tokens": 4000}).encode()
+    assert half_closed(small, head.format("/tokenize", 1000).encode() + body) == b""
+    body = json.dumps({"model": small.model(), "prompt": "x", "max_tokens": 1500}).encode()
     began = time.monotonic()
-    assert half_closed(server, head.format("/v1/completions", len(body)).encode() + body) == b""
+    assert half_closed(small, head.format("/v1/completions", len(body)).encode() + body) == b""
     assert time.monotonic() - began < 3.0
 
 
-def test_the_preface_of_http_2_is_answered_by_name(server):
+def test_the_preface_of_http_2_is_answered_by_name(small):
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+    with socket.create_connection(("127.0.0.1", small.port), timeout=20) as link:
         link.sendall(preface)
         got = link.recv(65536)
     assert got.startswith((b"HTTP/1.1 505", b"HTTP/1.0 505"))
 
 
 @pytest.mark.long
-def test_a_head_begun_behind_another_request_has_its_time_too(server):
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
+def test_a_head_begun_behind_another_request_has_its_time_too(small):
+    with socket.create_connection(("127.0.0.1", small.port), timeout=20) as link:
         link.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
         began = time.monotonic()
         got = b""

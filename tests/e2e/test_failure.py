@@ -63,15 +63,21 @@ def test_a_killed_supervisor_leaves_nobody(serve):
 
 
 def test_an_interrupt_lets_streams_finish(serve):
-    server = serve(step_ms=20)
+    server = serve(step_ms=20, flags=("--drain-grace-s", "0.6"))
+
+    def health(path):
+        status, body = server.get(path)
+        return status, json.loads(body)["status"]
+
     body = {
         "model": server.model(),
         "prompt": "go",
-        "max_tokens": 50,
+        "max_tokens": 100,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    late = {"model": server.model(), "prompt": "go", "max_tokens": 1}
     request = urllib.request.Request(
         server.base + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "x/json"}
     )
@@ -79,11 +85,17 @@ def test_an_interrupt_lets_streams_finish(serve):
         answer.readline()
         server.process.send_signal(signal.SIGINT)
         time.sleep(0.1)
+        # Load balancers hear of it before clients are refused.
+        assert health("/health") == (503, "leaving")
+        assert server.post("/v1/completions", late)[0] == 200
+        time.sleep(0.6)
         status, error = server.post("/v1/completions", body)
         assert status == 503
         assert error["error"]["code"] == "server_shutdown"
+        assert health("/health/ready") == (503, "draining")
+        assert health("/health/live") == (200, "draining")
         tail = answer.read().decode()
-    assert '"completion_tokens":50' in tail
+    assert '"completion_tokens":100' in tail
     assert server.process.wait(10) == 0
 
 

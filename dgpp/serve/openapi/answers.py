@@ -183,7 +183,7 @@ _MODEL = {
 
 _HEALTH = closed(
     {"reason": TEXT, "error": TEXT},
-    status=known("starting", "ok", "degraded", "stalled", "draining", "failed"),
+    status=known("starting", "ok", "degraded", "stalled", "leaving", "draining", "failed"),
     model=TEXT,
     live=FLAG,
     ready=FLAG,

@@ -167,6 +167,9 @@ def test_health_in_each_state() -> None:
         assert seen(health) == (str(state), True, False)
         assert (health.refusal().status, health.refusal().code) == (503, code)
         assert health.now(99.0, 9, 8) is health
+    leaving = Health("m", State.LEAVING)
+    assert seen(leaving) == ("leaving", True, False)
+    assert leaving.refusal() is None
     assert ready.now(0.0, 7, 8) is ready
     assert ready.now(30.0, 0, 8) is ready
     stalled = ready.now(31.4, 9, 8)
