@@ -24,7 +24,9 @@ from actors.messages.sampler_engine import Masks, WantRow
 from actors.metrics import COLD_FIGURES
 from actors.role import Role
 from actors.world import SLAB
+from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.checkpoint.json_file import read_json
+from dgpp.checkpoint.resolve import resolve_model
 from dgpp.config.settings import PathSettings
 from dgpp.engine.base import Engine, StepTrace
 from dgpp.errors import ConfigError, EngineStalledError
@@ -244,6 +246,12 @@ def image_directory(paths: PathSettings) -> Path | None:
     return Path(told).expanduser() if told else None
 
 
+def _table_checkpoint(name: str) -> Checkpoint | None:
+    """The checkpoint whose tables of n-grams are used, "" for the model's own. Raises
+    CheckpointError where it is not on this machine."""
+    return Checkpoint(resolve_model(name)) if name else None
+
+
 def build_engine(boot: Boot, collective: Collective | None = None) -> Engine:
     """The engine that `boot.backend` names, loaded, one rank of a world where there is a
     `collective`. Raises named errors of dgpp.errors."""
@@ -272,7 +280,10 @@ def build_engine(boot: Boot, collective: Collective | None = None) -> Engine:
             embed_sharding=boot.settings.engine.embed_sharding,
             forms=model_forms(boot.settings.engine),
             images=image_directory(boot.settings.paths),
-            tables=Tables(mapped=boot.settings.engine.ngram_table == "mmap"),
+            tables=Tables(
+                boot.settings.engine.ngram_table == "mmap",
+                None if dummy else _table_checkpoint(boot.settings.engine.ngram_table_model),
+            ),
         )
         engine.warm_up()
         if boot.settings.engine.decode_graph:

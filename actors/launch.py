@@ -148,6 +148,7 @@ def memory_settings(settings: Settings, backend: str, *, unified: bool) -> Memor
         prefix_cache_gib=engine.prefix_cache_gib,
         prefill=engine.prefill,
         ngram_table=engine.ngram_table,
+        ngram_table_model=engine.ngram_table_model,
         cold_gib=cold_gib(settings, backend),
     )
 

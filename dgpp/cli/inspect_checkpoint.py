@@ -31,6 +31,8 @@ def _print(found: "Inspection") -> None:
     for share in found.formats:
         _line(share, "matrices")
     _line(found.vectors, "vectors")
+    for note in found.notes:
+        typer.echo(f"  {note}")
     if found.draft.parts:
         typer.echo("beside it:")
         _line(found.draft, "matrices and vectors")

@@ -316,10 +316,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     ngram_table_model: Annotated[
         str,
         _Forms(
-            "checkpoint that holds the n-gram tables",
+            "checkpoint that holds the n-gram tables, where the model's own has none",
             valid=_is_repository,
             expected="ORG/NAME",
-            now=LATER,
         ),
     ] = ""
     ngram_prestage: Annotated[

@@ -16,7 +16,7 @@ from dgpp.errors import ConfigError
 from dgpp.models.plan import MemorySettings, plan_memory
 from dgpp.models.registry import family_of
 from dgpp.models.sources import CheckedWeights, Linear, WeightSource
-from dgpp.models.table_binding import bind_table
+from dgpp.models.table_binding import bind_constants, bind_table, holds_table
 from dgpp.models.tables import Table
 from kernels_numba.backend import Matrix
 
@@ -43,7 +43,7 @@ class RankShare(msgspec.Struct, frozen=True):
 
 class Inspection(msgspec.Struct, frozen=True):
     """`formats` are those of the matrices, the largest first; `ignored` tensors are grouped by
-    their names with numbers left out."""
+    their names with numbers left out; `notes` say what is elsewhere."""
 
     directory: str
     family: str
@@ -56,6 +56,7 @@ class Inspection(msgspec.Struct, frozen=True):
     draft: Share
     ignored: tuple[Share, ...]
     ranks: tuple[RankShare, ...]
+    notes: tuple[str, ...] = ()
 
 
 class _Tally(CheckedWeights):
@@ -66,6 +67,7 @@ class _Tally(CheckedWeights):
         self.formats: dict[str, Counter[str]] = {}
         self.vectors: Counter[str] = Counter()
         self.draft: _Tally | None = None
+        self.notes: list[str] = []
 
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         for linear in linears:
@@ -78,8 +80,17 @@ class _Tally(CheckedWeights):
         return values
 
     def table(self, item: str, table: Table) -> Any:
+        if not holds_table(self._binding, table):
+            self.vectors += _counted(bind_constants(self._binding, table))
+            self.notes.append(
+                f"its table of {table.rows} rows is in another checkpoint, which "
+                "engine.ngram_table_model names"
+            )
+            return
         counts = self.formats.setdefault(f"{table.format.name}, looked up", Counter())
-        for shard in bind_table(self._binding, self._elsewhere, table):
+        bound = bind_table(self._binding, self._elsewhere, table)
+        self.vectors += _counted(bound.beside)
+        for shard in bound.shards:
             stored = [shard.part.data]
             if not table.scale and shard.part.scale is not None:
                 stored.append(shard.part.scale)
@@ -95,7 +106,7 @@ class _Tally(CheckedWeights):
 
 def _counted(arrays: Sequence[npt.NDArray[Any]]) -> Counter[str]:
     size = sum(array.nbytes for array in arrays)
-    return Counter(parts=1, tensors=len(arrays), bytes=size)
+    return Counter(parts=1, tensors=len(arrays), bytes=size) if arrays else Counter()
 
 
 def _share(name: str, counts: Counter[str]) -> Share:
@@ -127,6 +138,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         draft=_share("draft layers", tally.draft.total() if tally.draft else Counter()),
         ignored=tuple(_share(name, counts) for name, counts in sorted(ignored.items())),
         ranks=tuple(_rank(checkpoint, world) for world in WORLDS),
+        notes=tuple(tally.notes),
     )
 
 

@@ -54,7 +54,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     go out ahead of a verdict. `graphs`: decode steps are recorded where the backend can.
     `prefix_cache_gib` is for the prefix cache's snapshots; 0: no such cache. `forms` are those that
     the model is held in. `prefill` bounded: layers that may run the end of a prompt alone do.
-    `ngram_table` mmap: tables stay in their files.
+    `ngram_table` mmap: tables stay in their files, those of `ngram_table_model` where it is told.
     `cold_gib` of disk are the prefix cache's second tier.
     """
 
@@ -72,6 +72,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_gib: float = 0.0
     prefill: str = "exact"
     ngram_table: str = "resident"
+    ngram_table_model: str = ""
     cold_gib: float = 0.0
 
 
@@ -186,9 +187,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     items = [MemoryItem(name, size) for name, size in sizes.items()]
     items.sort(key=lambda item: (-item.bytes, item.name))
     notes = [*source.changes.notes(), *_notes(forms, source, settings.backend)]
-    if source.mapped:
-        size = f"{source.mapped / (1 << 30):.1f} GiB"
-        notes.append(f"ngram_table mmap: {size} of tables stay in their files")
+    notes += _table_notes(settings, source)
     if limits.reread > 1:
         notes.append(
             f"prefill bounded: later layers run the last {limits.reread} tokens of a prompt alone; "
@@ -202,6 +201,20 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         _work(family, parsed, shard, tables, forms),
         tuple(notes),
     )
+
+
+def _table_notes(settings: MemorySettings, source: PlannedWeights) -> list[str]:
+    """What the start-up log says of tables, and of keys that ask for some where there are none."""
+    named, notes = settings.ngram_table_model, []
+    if not source.tabled:
+        asked = {"ngram_table mmap": settings.ngram_table == "mmap", "ngram_table_model": named}
+        return [f"{key}: the model has no tables of n-grams" for key, said in asked.items() if said]
+    if named:
+        notes.append(f"ngram_table_model {named}: tables are those of that checkpoint")
+    if source.mapped:
+        size = f"{source.mapped / (1 << 30):.1f} GiB"
+        notes.append(f"ngram_table mmap: {size} of tables stay in their files")
+    return notes
 
 
 def _notes(forms: ModelForms, source: PlannedWeights, backend: str) -> list[str]:

@@ -223,6 +223,8 @@ class PlannedWeights(WeightSource):
         self.parameters: dict[str, int] = {}
         self.mapped = 0
         """Bytes of tables that stay in their files."""
+        self.tabled = False
+        """Whether there is a table at all."""
         self.changes = Changes()
         self._forms = forms
 
@@ -254,6 +256,7 @@ class PlannedWeights(WeightSource):
         return None
 
     def table(self, item: str, table: Table) -> Any:
+        self.tabled = True
         layout = LAYOUTS[table.format.form]
         each = layout.code_bytes(table.columns)
         if not table.scale:
@@ -403,7 +406,7 @@ class LoadedWeights(CheckedWeights):
         return self._backend.vector(np.concatenate(parts))
 
     def table(self, item: str, table: Table) -> Any:
-        shards = bind_table(self._binding, self._elsewhere, table)
+        shards = bind_table(self._binding, self._elsewhere, table).shards
         mapped = self.tables.mapped
         parts = [shard.part for shard in shards]
         if mapped:

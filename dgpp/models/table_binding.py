@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dgpp.checkpoint.binding import Binding, bind_matrix
 from dgpp.checkpoint.checkpoint import Checkpoint
@@ -15,6 +17,7 @@ from dgpp.models.account import Account
 from dgpp.models.tables import Table
 from kernels_numba.weights import Part
 
+Array = npt.NDArray[Any]
 SAMPLE_ROWS = 64
 """Rows at both ends of a shard by which ranks find out that they map the same one."""
 
@@ -26,6 +29,14 @@ class BoundShard:
     tensor: str
     part: Part
     checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTable:
+    """A table's shards in order, and the small tensors beside them."""
+
+    shards: tuple[BoundShard, ...]
+    beside: tuple[Array, ...]
 
 
 def _codes_of(table: Table, name: str, rows: int) -> str:
@@ -50,27 +61,31 @@ def _prefix_in(binding: Binding, table: Table) -> str:
     return table.prefixes[0]
 
 
-def _require_constants(binding: Binding, prefix: str, table: Table) -> None:
+def bind_constants(binding: Binding, table: Table) -> list[Array]:
+    """What rows are found by, as the checkpoint has it beside the table or in its place. Raises
+    CheckpointError where config.json makes something else of it."""
+    prefix, taken = _prefix_in(binding, table), []
     for name, wanted in table.constants:
         full = f"{prefix}.{name}"
-        found = binding.take(full, (len(wanted),), ("I64",)).tolist()
-        if found != list(wanted):
+        found = binding.take(full, (len(wanted),), ("I64",))
+        if found.tolist() != list(wanted):
             raise CheckpointError(
-                f"{binding.checkpoint.directory}: tensor {full} is {found}, config.json makes it "
-                f"{list(wanted)}"
+                f"{binding.checkpoint.directory}: tensor {full} is {found.tolist()}, config.json "
+                f"makes it {list(wanted)}"
             )
+        taken.append(found)
+    return taken
 
 
-def bind_table(own: Binding, elsewhere: Binding | None, table: Table) -> list[BoundShard]:
-    """The table's shards in order, from `elsewhere` where that is given. Raises CheckpointError
-    where they are missing, or where either checkpoint finds rows in another way."""
-    prefix = _prefix_in(own, table)
-    _require_constants(own, prefix, table)
-    binding = own
+def bind_table(own: Binding, elsewhere: Binding | None, table: Table) -> BoundTable:
+    """The table from `own`, or from `elsewhere` where that is given. Raises CheckpointError where
+    it is missing, or where either checkpoint finds rows in another way."""
+    beside, binding = bind_constants(own, table), own
     if elsewhere is not None:
-        own.ignore(f"{prefix}.{table.matrix}.*")
-        binding, prefix = elsewhere, _prefix_in(elsewhere, table)
-        _require_constants(binding, prefix, table)
+        own.ignore(f"{_prefix_in(own, table)}.{table.matrix}.*")
+        bind_constants(elsewhere, table)
+        binding = elsewhere
+    prefix = _prefix_in(binding, table)
     stacked = table.stacked(prefix)
     if not holds_table(binding, table):
         raise CheckpointError(
@@ -80,15 +95,16 @@ def bind_table(own: Binding, elsewhere: Binding | None, table: Table) -> list[Bo
     scale = None
     if table.scale:
         name = f"{prefix}.{table.matrix}.{table.scale}"
-        scale = to_float32(binding.take(name, (1,), ("BF16", "F32")))
-    found = []
+        beside.append(binding.take(name, (1,), ("BF16", "F32")))
+        scale = to_float32(beside[-1])
+    shards = []
     for name, rows in stacked:
         arrays = bind_matrix(binding, name, rows, table.columns, table.format)
         (part,) = table.format.parts(name, arrays)
         if scale is not None:
             part = replace(part, scale=np.broadcast_to(scale, (rows, 1)))
-        found.append(BoundShard(_codes_of(table, name, rows), part, binding.checkpoint))
-    return found
+        shards.append(BoundShard(_codes_of(table, name, rows), part, binding.checkpoint))
+    return BoundTable(tuple(shards), tuple(beside))
 
 
 def rows_within(parts: Sequence[Part], first: int, count: int) -> list[Part]:

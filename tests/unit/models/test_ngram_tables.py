@@ -60,7 +60,7 @@ def write(directory: Path, prefix: str = "layers.1.ple", without: Sequence[str] 
 
 def bind(checkpoint: Checkpoint, table: Table, tables: Checkpoint | None = None):
     own = Binding(checkpoint)
-    shards = bind_table(own, None if tables is None else Binding(tables), table)
+    shards = bind_table(own, None if tables is None else Binding(tables), table).shards
     own.finish()
     return shards
 
