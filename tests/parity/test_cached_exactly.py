@@ -18,7 +18,7 @@ from dgpp.models.forms import ModelForms
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.request import Submit, pack_ids
 
-V4, V41 = "deepseek-v4-flash-mxfp4-fp8", "deepseek-v4.1-flash-mxfp4-fp8"
+V4, V41 = "deepseek-v4-flash-tiny", "deepseek-v4.1-flash-mxfp4-fp8"
 VOCAB = {
     V4: 512,
     V41: 512,
@@ -201,7 +201,7 @@ def test_windows_and_entries_of_several_tokens(backend_name):
     first = ask("a", text(1, 39), 8, marks=(22, 37))
     (answer,) = loop.serve(first)
     turn = [*text(1, 39), *answer.tokens, *text(2, 9)]
-    submits = [ask("b", turn, 3), ask("c", [*text(1, 30), *text(3, 20)], 3), ask("d", turn, 3)]
+    submits = [ask("b", turn, 3), ask("c", [*text(1, 39)[:30], *text(3, 20)], 3), ask("d", turn, 3)]
     cached = []
     for submit, wanted in zip(submits, cold(make, *submits), strict=True):
         (got,) = loop.serve(submit)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference_fixtures import fixture_directory
+from reference_fixtures import model_of
 from test_exactness import LIMITS, VOCAB, Driver
 
 from dgpp.checkpoint.checkpoint import Checkpoint
-from dgpp.engine.model_engine import ModelEngine
+from dgpp.engine.model_engine import DummyModel, ModelEngine
 from dgpp.models.forms import ModelForms
 from dgpp.models.layers.dspark import DraftedBlock
 from dgpp.sched.plan import DecodeRow, Plan, PrefillChunk
@@ -23,16 +23,16 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(
     scope="module",
     params=[
-        "deepseek-v4-flash-mxfp4-fp8",
+        "deepseek-v4-flash-tiny",
         pytest.param("deepseek-v4.1-flash-mxfp4-fp8", marks=pytest.mark.long),
     ],
 )
-def checkpoint(request) -> Checkpoint:
-    return Checkpoint(fixture_directory(request.param))
+def checkpoint(request) -> Checkpoint | DummyModel:
+    return model_of(request.param)
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoint: Checkpoint) -> ModelEngine:
+def engine(checkpoint: Checkpoint | DummyModel) -> ModelEngine:
     return ModelEngine(checkpoint, LIMITS, 2, drafts=True)
 
 
@@ -78,7 +78,7 @@ def test_a_block_leaves_the_target_as_it_was(engine: ModelEngine) -> None:
 
 
 def test_drafts_may_be_limited_to_some_tokens(
-    engine: ModelEngine, checkpoint: Checkpoint, tmp_path: Path
+    engine: ModelEngine, checkpoint: Checkpoint | DummyModel, tmp_path: Path
 ) -> None:
     prompt = np.random.default_rng(13).integers(0, VOCAB, 40)
     Driver(engine, 3).read(0, prompt, 64)

@@ -26,7 +26,7 @@ LIMITS = EngineLimits(
     candidates=8,
 )
 FAMILIES = [
-    "deepseek-v4-flash-mxfp4-fp8",
+    "deepseek-v4-flash-tiny",
     "glm-4.7-bf16",
     "glm-4.7-nvfp4",
     "glm-5.3-bf16",
