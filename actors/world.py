@@ -131,12 +131,7 @@ def _channels(limits: EngineLimits) -> tuple[ChannelSpec, ...]:
             always_drain=True,
         ),
         ChannelSpec(source="scheduler", target="engine", messages=Plan, ring_bytes=256 * KIB),
-        ChannelSpec(
-            source="scheduler",
-            target="sampler",
-            messages=Plan,
-            ring_bytes=256 * KIB,
-        ),
+        ChannelSpec(source="scheduler", target="sampler", messages=Plan, ring_bytes=256 * KIB),
         ChannelSpec(
             source="engine",
             target="sampler",

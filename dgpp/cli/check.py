@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from dgpp.check.drafter import DrafterReport
     from dgpp.check.report import ForwardReport
 
+TablesOption = Annotated[
+    Path | None,
+    typer.Option(help="Checkpoint directory that holds the n-gram table, where it is another."),
+]
+TargetOption = Annotated[
+    Path | None, typer.Option(help="Checkpoint directory of a block drafter's target.")
+]
 RULES = {"cpu": "float32", "cuda": "bf16"}
 
 app = typer.Typer(help="Compare a model with reference values.", no_args_is_help=True)
@@ -80,6 +87,29 @@ def _print_drafter(report: DrafterReport) -> None:
     _print_end(report)
 
 
+def _print_any(report: ForwardReport | DrafterReport, *, as_json: bool) -> None:
+    import msgspec
+
+    from dgpp.check.drafter import DrafterReport
+
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+    elif isinstance(report, DrafterReport):
+        _print_drafter(report)
+    else:
+        _print_report(report)
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(1)
+
+
+def _one_of(flag: str, value: str, *known: str) -> None:
+    if value not in known:
+        _refuse(f"{flag}: {value!r} is not one of {', '.join(known)}")
+
+
 @app.command("forward")
 def check_forward(
     checkpoint: Annotated[Path, typer.Option(help="Checkpoint directory.")],
@@ -105,41 +135,24 @@ def check_forward(
     ngram_table: Annotated[
         str, typer.Option(help="N-gram tables in memory or on disk: resident or mmap.")
     ] = "resident",
-    ngram_table_model: Annotated[
-        Path | None,
-        typer.Option(help="Checkpoint directory that holds the n-gram table, where it is another."),
-    ] = None,
-    target: Annotated[
-        Path | None, typer.Option(help="Checkpoint directory of a block drafter's target.")
-    ] = None,
+    ngram_table_model: TablesOption = None,
+    target: TargetOption = None,
 ) -> None:
     """Per-layer and logits error, greedy, router and draft agreement; exit 1 beyond tolerance."""
-    import msgspec
-
-    from dgpp.check.drafter import DrafterReport, open_and_check_drafter
+    from dgpp.check.drafter import open_and_check_drafter
     from dgpp.check.expected import stated_tables, stated_tolerances, uniform_tolerances
     from dgpp.check.forward import CheckOptions, open_and_check
     from dgpp.engine.backends import choose_backend
 
-    if backend not in ("auto", "cpu", "cuda"):
-        typer.echo(f"--backend: {backend!r} is not one of auto, cpu, cuda", err=True)
-        raise typer.Exit(1)
-    if rule not in ("auto", "float32", "bf16"):
-        typer.echo(f"--rule: {rule!r} is not one of auto, float32, bf16", err=True)
-        raise typer.Exit(1)
-    if embed_sharding not in ("replicated", "vocab"):
-        typer.echo(f"--embed-sharding: {embed_sharding!r} is not replicated or vocab", err=True)
-        raise typer.Exit(1)
-    if ngram_table not in ("resident", "mmap"):
-        typer.echo(f"--ngram-table: {ngram_table!r} is not resident or mmap", err=True)
-        raise typer.Exit(1)
+    _one_of("--backend", backend, "auto", "cpu", "cuda")
+    _one_of("--rule", rule, "auto", "float32", "bf16")
+    _one_of("--embed-sharding", embed_sharding, "replicated", "vocab")
+    _one_of("--ngram-table", ngram_table, "resident", "mmap")
     chosen, _ = choose_backend(backend)
     tolerances = stated_tolerances(expected)
-    if tolerances is None:
-        if tolerance is None:
-            typer.echo(f"{expected}: no index.json states a tolerance; give --tolerance", err=True)
-            raise typer.Exit(1)
-        tolerances = uniform_tolerances(tolerance)
+    if tolerances is None and tolerance is None:
+        _refuse(f"{expected}: no index.json states a tolerance; give --tolerance")
+    tolerances = tolerances or uniform_tolerances(tolerance or 0.0)
     options = CheckOptions(
         threads=threads,
         per_layer=per_layer,
@@ -155,11 +168,6 @@ def check_forward(
         report = open_and_check(checkpoint, expected, tolerances, options)
     else:
         report = open_and_check_drafter(checkpoint, target, expected, tolerances, options)
-    if as_json:
-        typer.echo(msgspec.json.encode(report).decode())
-    elif isinstance(report, DrafterReport):
-        _print_drafter(report)
-    else:
-        _print_report(report)
+    _print_any(report, as_json=as_json)
     if not report.ok:
         raise typer.Exit(1)
