@@ -15,6 +15,7 @@ from dgpp.cli.settings import ConfigArgument, SetOption, load_settings, load_sit
 from dgpp.config.constraints import refuse_open_door, refuse_unsupported
 from dgpp.config.document import Override
 from dgpp.config.settings import Settings
+from dgpp.config.version import version
 from dgpp.errors import ConfigError
 from dgpp.log import LEVELS
 
@@ -76,6 +77,10 @@ def run(
     settings = load_settings(Path(config), overrides)
     refuse_unsupported(settings, load_site_alone(), several_nodes=rank is not None)
     refuse_open_door(settings)
+    if settings.release not in ("", version()):
+        raise ConfigError(
+            f"release: {settings.release} is asked for, this is {version()}; dgpp up starts it"
+        )
     if rank is not None and not 0 <= rank < settings.world_size:
         raise ConfigError(f"--rank: expected 0..{settings.world_size - 1}, got {rank}")
     prepare_environment(os.environ, settings, log_level and log_level.value, rank or 0)

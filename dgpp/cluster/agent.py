@@ -110,7 +110,8 @@ def _start(request: Start) -> Answer:
     for old in (place.operations(rank), Path(f"{place.operations(rank)}.1")):
         old.unlink(missing_ok=True)
     config = _stage(place.stage / f"rank{rank}.config.json", request.config)
-    command = [*request.command, "run", str(config), "--set", f"paths.log_dir={place.logs}"]
+    program = (os.path.expanduser(word) for word in request.command)  # noqa: PTH111 - words as well
+    command = [*program, "run", str(config), "--set", f"paths.log_dir={place.logs}"]
     if request.apart:
         command += ["--rank", str(rank)]
     if request.token:

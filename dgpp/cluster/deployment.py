@@ -25,6 +25,14 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     ssh_config: str = ""
 
 
+def _program(settings: Settings, access: Access) -> list[str]:
+    if access.program:
+        return [access.program]
+    if settings.release:
+        return [f"{settings.paths.release_dir}/{settings.release}/venv/bin/dgpp"]
+    return own_program()
+
+
 class Deployment:
     """`settings` of the file `config`, as ranks on `nodes` run it.
 
@@ -36,7 +44,7 @@ class Deployment:
         self.settings = settings
         paths = settings.paths
         self.place = Place(paths.log_dir, paths.stage_dir, deployment_id(config))
-        self.program = [access.program] if access.program else own_program()
+        self.program = _program(settings, access)
         self.apart = set(settings.nodes) != {LOCALHOST}
         hosts = settings.nodes if self.apart else settings.nodes[:1]
         ssh = ["ssh", "-F", access.ssh_config] if access.ssh_config else ["ssh"]

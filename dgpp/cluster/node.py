@@ -13,6 +13,7 @@ import msgspec
 from dgpp.cluster.agent import answer
 from dgpp.cluster.errors import ClusterError, UnreachableError
 from dgpp.cluster.messages import REQUEST_BYTES, Answer, Request
+from dgpp.config.settings import is_remote_directory
 
 CONNECT_S = 5
 ANSWER_S = 25.0
@@ -80,7 +81,7 @@ class RemoteNode(Node):
         super().__init__(rank, host, program)
         options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}"]
         target = f"{user}@{host}" if user else host
-        self._command = [*ssh, *options, "--", target, shlex.join([*self.program, "agent"])]
+        self._command = [*ssh, *options, "--", target, remote_line([*self.program, "agent"])]
 
     def reach(self, request: Request, timeout_s: float) -> Answer:
         data = msgspec.json.encode(request)
@@ -110,10 +111,19 @@ class RemoteNode(Node):
         last = lines[-1] if lines else f"status {status}"
         remedy = next((remedy for sign, remedy in _REMEDIES if sign in said), "")
         if not remedy and status in NOT_FOUND:
-            remedy = f"no {self.program[0]} there: install dgpp at the same path, or name --bin"
+            remedy = f"no {self.program[0]} there: install that dgpp on every node, or name --bin"
         if not remedy and status != SSH_FAILED:
             remedy = f"`{shlex.join(self.program)} agent` failed there"
         return UnreachableError(f"{self.name}: {last}" + (f" ({remedy})" if remedy else ""))
+
+
+def remote_line(words: Sequence[str]) -> str:
+    """One line for a shell: every word as it is, but for a `~/` before a plain path, which is that
+    shell's own to read."""
+    plain = (is_remote_directory(word) and word.startswith("~/") for word in words)
+    return " ".join(
+        word if home else shlex.quote(word) for word, home in zip(words, plain, strict=True)
+    )
 
 
 def forwarded(environ: Mapping[str, str], site_keys: Sequence[str]) -> dict[str, str]:

@@ -163,7 +163,7 @@ class PathSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "~/dgpp/stage"
     release_dir: Annotated[
         str,
-        _Later("installed releases", valid=is_remote_directory, expected=REMOTE_DIRECTORY),
+        _Local("installed releases", valid=is_remote_directory, expected=REMOTE_DIRECTORY),
     ] = "~/dgpp/releases"
     resident_cache: Annotated[str, _Local("weight images of the ranks; empty: none are kept")] = ""
 
@@ -211,7 +211,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, _Local("login on the other nodes", valid=is_user, expected="a login name")
     ] = ""
     release: Annotated[
-        str, Key("installed version to run", valid=_is_version, expected="a version", now=LATER)
+        str, Key("installed version that `dgpp up` runs", valid=_is_version, expected="a version")
     ] = ""
     node_env: Annotated[
         tuple[dict[str, str], ...], _Local("local settings of each node, in rank order")

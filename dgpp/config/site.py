@@ -75,7 +75,7 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     DGPP_RELEASE_DIR: Annotated[
         str,
-        Key("installed releases", valid=is_remote_directory, expected=REMOTE_DIRECTORY, now=LATER),
+        Key("installed releases", valid=is_remote_directory, expected=REMOTE_DIRECTORY),
     ] = ""
     DGPP_BUILD_DIR: Annotated[str, Key("build directory", now=LATER)] = ""
     DGPP_DATA_DIR: Annotated[str, Key("evaluation data", now=LATER)] = "data"

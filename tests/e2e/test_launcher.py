@@ -152,7 +152,7 @@ def test_a_rank_that_cannot_start_is_named_and_nothing_is_left(launcher, machine
     assert gone(launcher.pids())
     status, said = launcher.run("up", "--bin", "/nowhere/dgpp")
     assert status == 1
-    assert "no /nowhere/dgpp there: install dgpp at the same path, or name --bin" in said
+    assert "no /nowhere/dgpp there: install that dgpp on every node, or name --bin" in said
     machines.stop("127.0.0.2")
     try:
         for verb in ("up", "doctor"):

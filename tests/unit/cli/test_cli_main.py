@@ -133,10 +133,10 @@ def test_memory_plan(config, launched):
         (["--set", "engine.mpt=1"], "--set: engine.mpt: unknown key (did you mean engine.mtp?)"),
         (["--mtp"], "not supported yet: engine.mtp"),
         (["--rank", "1"], "--rank: expected 0..0, got 1"),
-        (["--release", "9.9"], "not supported yet: release"),
+        (["--release", "9.9"], "release: 9.9 is asked for, this is"),
         (["--fabric-port", "9"], "not supported yet: ports.fabric"),
         (["--set", 'nodes=["gpu-box-7"]', "--set", "world_size=1"], "not supported yet: nodes"),
-        (["--set", "paths.release_dir=/x"], "not supported yet: paths.release_dir"),
+        (["--set", "engine.l2_prefetch=false"], "not supported yet: engine.l2_prefetch"),
         (
             ["--default-chat-template-kwargs", '{"enable_thinking": 3}'],
             "engine.default_chat_template_kwargs.enable_thinking: expected true or false, got 3",

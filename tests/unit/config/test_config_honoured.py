@@ -33,6 +33,7 @@ SITE_ELSEWHERE = {
     "DGPP_SSH_USER": "becomes ssh_user",
     "DGPP_CLUSTER_CONFIG": "dgpp/cli/cluster.py reads it from the site as a whole",
     "DGPP_STAGE_DIR": "becomes paths.stage_dir",
+    "DGPP_RELEASE_DIR": "becomes paths.release_dir",
     "DGPP_NODE_OVERRIDES": "becomes node_env, which run puts into the environment",
 }
 

@@ -231,7 +231,7 @@ def test_one_rank_may_share_the_journal_port():
             [],
         ),
         (MINIMAL | {"nvme_cache": {"enabled": True, "min_tokens": 9, "keep": False}}, []),
-        (MINIMAL | {"release": "9.9"}, ["release"]),
+        (MINIMAL | {"release": "9.9"}, []),
         (MINIMAL | {"ports": {"metrics": 9100}}, []),
         (engine(admission_window=7), []),
         (
@@ -245,7 +245,7 @@ def test_one_rank_may_share_the_journal_port():
         ),
         (
             LOCAL | {"paths": {"log_dir": "/x", "stage_dir": "/x", "release_dir": "/x"}},
-            ["paths.release_dir"],
+            [],
         ),
         (
             LOCAL | {"node_env": [{"DGPP_BUS_TIMELINE": "1", "HF_HUB_CACHE": "/h"}]},

@@ -1,0 +1,143 @@
+"""Archives of releases: what is whole is unpacked byte for byte, and nothing else is."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import tarfile
+
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dgpp.cluster.release import MANIFEST, ReleaseError, install, installed, unpack
+
+FILES = {
+    "wheels/a-1-py3-none-any.whl": b"wheel" * 900,
+    "docs/read me.md": b"# x\n",
+    "run": b"#!x\n",
+}
+
+
+def manifest(files):
+    return "".join(f"{hashlib.sha256(d).hexdigest()}  {n}\n" for n, d in files.items()).encode()
+
+
+def archive(path, members, kind=tarfile.REGTYPE):
+    """`members` are names with contents, in order."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            info.type = kind if name.endswith("odd") else tarfile.REGTYPE
+            info.mode = 0o755 if name.endswith("run") else 0o600
+            info.linkname = "/etc/passwd"
+            tar.addfile(info, io.BytesIO(data))
+    path.write_bytes(zstandard.ZstdCompressor().compress(raw.getvalue()))
+    return path
+
+
+def whole(files=FILES, version="1.2.3"):
+    folder = f"dgpp-{version}/"
+    members = [(folder + MANIFEST, manifest(files))]
+    return members + [(folder + name, data) for name, data in files.items()]
+
+
+def test_a_whole_archive_is_unpacked_as_it_was(tmp_path):
+    target = tmp_path / "new"
+    assert unpack(archive(tmp_path / "a.tar.zst", whole()), target) == "1.2.3"
+    for name, data in FILES.items():
+        assert (target / name).read_bytes() == data
+    assert (target / "run").stat().st_mode & 0o777 == 0o755
+    assert (target / "docs/read me.md").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        (whole()[1:], "comes before MANIFEST.sha256"),
+        (whole()[:-1], "run: MANIFEST.sha256 names it, but it is not there"),
+        ([*whole(), ("dgpp-1.2.3/more", b"")], "MANIFEST.sha256 does not name it"),
+        ([*whole(), whole()[1]], "or it comes twice"),
+        ([*whole(), ("dgpp-9/run", b"")], "an archive has one folder"),
+        ([*whole(), ("dgpp-1.2.3/../../run", b"")], "not a file of a release"),
+        ([*whole(), ("/etc/passwd", b"")], "not a file of a release"),
+        ([*whole(), ("elsewhere/run", b"")], "not a file of a release"),
+        ([("dgpp-1.2.3/" + MANIFEST, b"nonsense\n")], "not a line of it"),
+        ([], "no MANIFEST.sha256 in it"),
+    ],
+)
+def test_what_is_no_release_is_refused(tmp_path, members, said):
+    with pytest.raises(ReleaseError, match=said):
+        unpack(archive(tmp_path / "a.tar.zst", members), tmp_path / "new")
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE])
+def test_only_files_are_unpacked(tmp_path, kind):
+    members = [*whole(), ("dgpp-1.2.3/odd", b"")]
+    with pytest.raises(ReleaseError, match="odd: not a file of a release"):
+        unpack(archive(tmp_path / "a.tar.zst", members, kind), tmp_path / "new")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_flipped_bit_anywhere_installs_nothing(tmp_path, data):
+    path = archive(tmp_path / "a.tar.zst", whole())
+    content = bytearray(path.read_bytes())
+    digest = hashlib.sha256(content).hexdigest()
+    (tmp_path / "a.tar.zst.sha256").write_text(f"{digest}  a.tar.zst\n")
+    at = data.draw(st.integers(0, len(content) - 1))
+    content[at] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    target = tmp_path / "new"
+    try:
+        unpack(path, target)
+    except ReleaseError:
+        pass
+    else:
+        # It was in what no file holds, as the bytes between two of them.
+        assert {name: (target / name).read_bytes() for name in FILES} == FILES
+    finally:
+        shutil.rmtree(target)
+    releases = tmp_path / "releases"
+    with pytest.raises(ReleaseError, match=r"not that of a.tar.zst.sha256"):
+        install(path, releases)
+    assert installed(releases) == []
+    assert [file.name for file in releases.iterdir()] == [".lock"]
+
+
+def test_an_archive_cut_short_installs_nothing(tmp_path):
+    path = archive(tmp_path / "a.tar.zst", whole())
+    content = path.read_bytes()
+    for size in range(0, len(content), 37):
+        path.write_bytes(content[:size])
+        with pytest.raises(ReleaseError):
+            install(path, tmp_path / "releases")
+
+
+def test_a_release_that_is_there_is_left_alone(tmp_path):
+    (tmp_path / "releases" / "1.2.3").mkdir(parents=True)
+    with pytest.raises(ReleaseError, match="is there already"):
+        install(archive(tmp_path / "a.tar.zst", whole()), tmp_path / "releases")
+    with pytest.raises(ReleaseError, match=r"nowhere.tar.zst: No such file"):
+        install(tmp_path / "nowhere.tar.zst", tmp_path / "releases")
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    from pathlib import Path
+
+    real = Path.open
+
+    def full(self, mode="r", *more, **given):
+        if "x" in mode:
+            raise OSError(28, "No space left on device", str(self))
+        return real(self, mode, *more, **given)
+
+    path = archive(tmp_path / "a.tar.zst", whole())
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(ReleaseError, match="No space left on device"):
+        install(path, tmp_path / "releases")
+    assert [file.name for file in (tmp_path / "releases").iterdir()] == [".lock"]
