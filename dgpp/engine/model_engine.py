@@ -257,8 +257,10 @@ class ModelEngine:
     def _open(self, opened: Open) -> None:
         prompt = opened.request.prompt_ids.astype(np.int32)
         self._slots[opened.slot] = _Slot(prompt, opened.request)
-        reread = self.limits.reread
-        self.rows.floors[opened.slot] = max(0, prompt.size - reread) if reread > 1 else 0
+        # A prompt that is scored has logits of its own in every row.
+        bounded = self.limits.reread > 1 and opened.request.scored < 0
+        floor = max(0, prompt.size - self.limits.reread) if bounded else 0
+        self.rows.floors[opened.slot] = floor
 
     def _fill(self, plan: Plan) -> list[int]:
         """Write the plan's rows; the rows whose logits are sampled."""

@@ -105,6 +105,14 @@ def test_later_layers_see_the_end_of_a_prompt_alone(engines) -> None:
     np.testing.assert_array_equal(bounded.logits[0], exact.logits[0])
 
 
+def test_a_prompt_that_is_scored_is_run_whole(engines) -> None:
+    cold, _ = engines
+    if cold.limits.reread == 1:
+        pytest.skip("all layers read all of it")
+    asked = msgspec.structs.replace(ask("a", text(5, 60), 2), scored=1)
+    same(*Loop(cold).serve(asked), *Loop(engine_of("exact")).serve(asked))
+
+
 def test_tables_that_are_mapped_give_what_they_give_in_memory(engines) -> None:
     asked = ask("a", text(6, 40), 3)
     prefill = "bounded" if engines[0].limits.reread > 1 else "exact"
