@@ -65,6 +65,13 @@ ENGINE = (
     *_counters(*(f"replays_{rows}" for rows in range(1, MOST_ROWS + 1))),
     *_histograms(GAP, "replay_gap_seconds"),
 )
+MOST_DRAFTS = 16
+"""Positions of drafts that are counted one by one."""
+SAMPLER = (
+    *_counters("drafts", "draft_tokens", "accepted_tokens"),
+    *_counters(*(f"drafted_{position}" for position in range(MOST_DRAFTS))),
+    *_counters(*(f"accepted_{position}" for position in range(MOST_DRAFTS))),
+)
 HTTP = (
     *_gauges("at_door", "in_flight"),
     *_counters("requests", "shed", "cancelled", "failed", "rejected", "connections_refused"),

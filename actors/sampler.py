@@ -15,6 +15,7 @@ from actors.guidance import Guidance
 from actors.messages.engine_sampler import FullRow, Scored, Selected
 from actors.messages.sampler_engine import WantRow
 from actors.messages.sampler_tokenizer import Committed, Tokens
+from actors.metrics import MOST_DRAFTS, SAMPLER
 from actors.role import Role
 from dgpp.sample.candidates import Candidates
 from dgpp.sample.sampler import NeedRows, Sampled, Sampler
@@ -43,6 +44,8 @@ class SamplerActor(Role):
         self._is_prepared = False
         self._has_readers = context.has(TOKENIZER)
         self._rows: dict[int, npt.NDArray[np.float32] | None] = {}
+        block = context.statistics
+        self._counters = {metric.name: block.counter(metric.name) for metric in SAMPLER}
         self._scored: dict[int, tuple[ScoredPrompt, ...]] = {}
 
     async def start(self) -> None:
@@ -89,6 +92,7 @@ class SamplerActor(Role):
             for row in result.rows:
                 self.context.post(ENGINE, WantRow(result.step, row))
             return
+        self._count(result.drafted)
         self._guidance.advance(result.verdict)
         self._selected.popleft()[1].release()
         self._plans.popleft()
@@ -100,6 +104,15 @@ class SamplerActor(Role):
         self._tell(steps)
         self.context.post(SCHEDULER, result.verdict)
         self._decide()
+
+    def _count(self, drafted: Sequence[tuple[int, int]]) -> None:
+        for fed, kept in drafted:
+            for name, amount in (("drafts", 1), ("draft_tokens", fed), ("accepted_tokens", kept)):
+                self._counters[name].add(amount)
+            for position in range(min(fed, MOST_DRAFTS)):
+                self._counters[f"drafted_{position}"].add()
+                if position < kept:
+                    self._counters[f"accepted_{position}"].add()
 
     def _tell(self, steps: Sequence[SlotStep]) -> None:
         if steps and self._has_readers:

@@ -16,7 +16,7 @@ from actors.messages.sampler_tokenizer import Committed
 from actors.messages.scheduler_http import FromScheduler
 from actors.messages.tokenizer_http import FromTokenizer
 from actors.messages.tokenizer_scheduler import ToScheduler
-from actors.metrics import ENGINE, HTTP, SCHEDULER
+from actors.metrics import ENGINE, HTTP, SAMPLER, SCHEDULER
 from actors.topology import ChannelSpec, RoleSpec, Topology
 from dgpp.engine.base import EngineLimits
 from dgpp.sched.plan import Plan
@@ -92,7 +92,7 @@ def _roles(boot: Boot) -> tuple[RoleSpec, ...]:
             statistics=ENGINE,
             environment=engine_environment,
         ),
-        role("sampler", "actors.sampler:SamplerActor"),
+        role("sampler", "actors.sampler:SamplerActor", statistics=SAMPLER),
         role(
             "scheduler",
             "actors.follower:FollowerActor" if boot.rank else "actors.scheduler:SchedulerActor",

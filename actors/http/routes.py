@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from actors.http.files.desk import FileDesk
 from actors.http.flight import Flight, random_letters
 from actors.http.gate import Gate
 from actors.http.sse import Events
+from dgpp.log import log_event
 from dgpp.serve.access import request_id
 from dgpp.serve.anthropic.request import parse_count
 from dgpp.serve.errors import ApiError
@@ -33,6 +35,8 @@ from dgpp.serve.request import GenerationRequest, Kind
 from dgpp.serve.responses import response_id
 from dgpp.serve.served import ServedModel
 from dgpp.serve.tokens import parse_detokenize, parse_tokenize, tokenize_object
+
+_log = logging.getLogger("dgpp.http")
 
 JSON = "application/json"
 STAMPS = "x-dgpp-stamps"
@@ -184,6 +188,8 @@ class Routes:
     async def _generate(self, request: web.BaseRequest, kind: Kind) -> web.StreamResponse:
         self._desk.admit()
         generation = await self._parse(request, kind, FRONTS[kind].parse)
+        if (named := request[REQUEST_ID]) == request.headers.get(REQUEST_ID):
+            log_event(_log, "request", id=generation.id, x_request_id=named)
         answer = self._stream if generation.stream else self._whole
         with connection_of(request).generating():
             return await answer(request, generation)

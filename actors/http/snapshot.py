@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from actors.boot import Boot
-from actors.metrics import CACHE_COUNTERS, MOST_ROWS, TIER_COUNTERS
+from actors.metrics import CACHE_COUNTERS, MOST_DRAFTS, MOST_ROWS, TIER_COUNTERS
 from actors.reading import SLOTS
 from actors.statistics import HistogramValue, StatisticsBlock
 from dgpp.serve.histogram import Histogram
@@ -24,6 +24,7 @@ from dgpp.serve.metrics import (
     RankMetrics,
     SchedulerMetrics,
     ServiceMetrics,
+    SpecDecode,
 )
 
 
@@ -84,7 +85,7 @@ def snapshot(
     took each slot last."""
     scheduler, http, engine = (Reader(peers[role]) for role in ("scheduler", "http", "engine"))
     return MetricsSnapshot(
-        scheduler=_scheduler(boot, scheduler, engine, now),
+        scheduler=_scheduler(boot, peers, now),
         service=_service(boot, scheduler, http, failed=failed),
         prefix_cache=_prefix_cache(boot, scheduler, http),
         nvme_cache=_nvme_cache(boot, scheduler, engine),
@@ -143,7 +144,20 @@ def _decode_batch(engine: Reader) -> DecodeBatch:
     )
 
 
-def _scheduler(boot: Boot, scheduler: Reader, engine: Reader, now: float) -> SchedulerMetrics:
+def _spec_decode(sampler: Reader, depth: int) -> SpecDecode:
+    positions = range(min(depth, MOST_DRAFTS))
+    return SpecDecode(
+        depth=depth,
+        num_drafts_total=sampler.count("drafts"),
+        num_draft_tokens_total=sampler.count("draft_tokens"),
+        num_accepted_tokens_total=sampler.count("accepted_tokens"),
+        num_draft_tokens_per_pos_total=[sampler.count(f"drafted_{at}") for at in positions],
+        num_accepted_tokens_per_pos_total=[sampler.count(f"accepted_{at}") for at in positions],
+    )
+
+
+def _scheduler(boot: Boot, peers: Mapping[str, StatisticsBlock], now: float) -> SchedulerMetrics:
+    scheduler, engine, sampler = (Reader(peers[r]) for r in ("scheduler", "engine", "sampler"))
     terminal = sum(scheduler.count(f"finished_{reason}") for reason in REASONS)
     last = scheduler.real("levels_s")
     return SchedulerMetrics(
@@ -164,6 +178,7 @@ def _scheduler(boot: Boot, scheduler: Reader, engine: Reader, now: float) -> Sch
         decode_steps=scheduler.count("decode_steps"),
         decode_rows=scheduler.count("decode_rows"),
         decode_batch=_decode_batch(engine),
+        spec_decode=_spec_decode(sampler, boot.limits.max_drafts),
         prefill_ms=scheduler.milliseconds("prefill_step_ns"),
         prefill_request_ms=scheduler.milliseconds("prefill_request_ns"),
         step_ms=scheduler.milliseconds("decode_step_ns"),

@@ -29,10 +29,12 @@ class NeedRows(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """The step's verdict, and in its order what the readers get of every row that is not void."""
+    """The step's verdict, and in its order what the readers get of every row that is not void.
+    `drafted` has (drafts fed, drafts that were committed) of each slot that had drafts."""
 
     verdict: Verdict
     steps: list[SlotStep]
+    drafted: list[tuple[int, int]] = []  # noqa: RUF012 - never written to
 
 
 class Sampler:
@@ -106,6 +108,7 @@ class Sampler:
         self._asked = [result for result in self._done if isinstance(result, int)]
         if self._asked:
             return NeedRows(plan.step, self._asked)
+        drafted = self._drafted()
         self._plan, self._rows = None, None
         verdicts: list[SlotVerdict] = []
         steps: list[SlotStep] = []
@@ -116,7 +119,15 @@ class Sampler:
                 verdicts.append(SlotVerdict(slot, step.tokens, step.finish, fed))
             else:
                 verdicts.append(SlotVerdict(slot, ()))
-        return Sampled(Verdict(plan.step, tuple(verdicts)), steps)
+        return Sampled(Verdict(plan.step, tuple(verdicts)), steps, drafted)
+
+    def _drafted(self) -> list[tuple[int, int]]:
+        assert self._rows is not None
+        return [
+            (end - start - 1, max(0, len(step.tokens) - 1))
+            for step, (start, end) in zip(self._done, self._rows.spans, strict=True)
+            if end - start > 1 and isinstance(step, SlotStep)
+        ]
 
     def _holder(self, slot: int) -> SlotSampler:
         holder = self._slots[slot]

@@ -61,6 +61,26 @@ def ask(talking):
     }
 
 
+def test_metrics_count_calls_and_drafts(client, talking):
+    before = talking.metrics()
+    client.messages.create(**ask(talking))
+    after = talking.metrics()
+    assert after["service"]["tool_calls_out"] == before["service"]["tool_calls_out"] + 1
+    levels = after["scheduler"]
+    drafts = levels["spec_decode"]
+    # Of a script's steps of five tokens, four are drafts; all that it says is accepted.
+    assert drafts["depth"] == 4
+    assert drafts["num_drafts_total"] > 3
+    assert drafts["num_draft_tokens_total"] >= drafts["num_accepted_tokens_total"] > 0
+    for kind in ("draft", "accepted"):
+        by_position = drafts[f"num_{kind}_tokens_per_pos_total"]
+        assert sum(by_position) == drafts[f"num_{kind}_tokens_total"]
+        assert by_position == sorted(by_position, reverse=True)
+    # Every row of a choice commits one token, and as many more as were accepted.
+    rows = levels["prompts_prefilled"] + levels["decode_rows"]
+    assert levels["tokens_generated"] == rows + drafts["num_accepted_tokens_total"]
+
+
 def test_streamed_and_whole_messages_say_the_same(client, talking):
     asked = ask(talking)
     whole = client.messages.create(**asked)
@@ -69,7 +89,6 @@ def test_streamed_and_whole_messages_say_the_same(client, talking):
     assert whole.content[1].text == "Let me look.\n"
     assert whole.content[2].input == {"city": "Köln", "days": 3}
     assert whole.stop_reason == "tool_use"
-    assert talking.metrics()["service"]["tool_calls_out"] == 1
 
     kinds = []
     with client.messages.stream(**asked) as stream:

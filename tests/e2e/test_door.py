@@ -154,6 +154,8 @@ def test_every_answer_has_a_request_id(small):
             seen.add(headers["X-Request-Id"])
         if given is mine:
             assert seen == {"trace-1:a/b"}
+            # The log tells which answer it was.
+            assert small.log.count("x_request_id=trace-1:a/b") == 2
         else:
             assert len(seen) == 5
             assert all(name.startswith("req_") and len(name) == 36 for name in seen)
