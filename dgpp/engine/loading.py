@@ -69,10 +69,12 @@ class Loading:
                 Binding(checkpoint), self.backend, self.shard, self.tables, self.forms, *more
             )
 
+        name = self.backend.name
         if images is None or not isinstance(self.backend, ImageBackend):
+            if images is not None:
+                self.notes.append(f"resident image: none, the {name} backend keeps none yet")
             loaded = source(LoadedWeights)
             return build(loaded), loaded.account
-        name = self.backend.name
         facts = image_facts(checkpoint, self.shard, self.forms, name, drafts=self.drafts)
         path = image_path(images, checkpoint.directory, facts)
         image = ResidentImage(path, facts)
