@@ -29,6 +29,7 @@ COMMANDS = (
     ("doctor", "dgpp.cli.doctor", "Look whether nodes are fit."),
     ("signal", "dgpp.cli.signal_ranks", "Signal the ranks of a deployment."),
     ("paths", "dgpp.cli.paths", "Print where a deployment keeps its files."),
+    ("discover-roce", "dgpp.cli.discover_roce", "Find this machine's RDMA devices."),
     ("install", "dgpp.cli.install", "Install a release."),
     ("releases", "dgpp.cli.releases", "List the installed releases."),
     ("resolve", "dgpp.cli.resolve", "Print the resolved settings of a deployment."),

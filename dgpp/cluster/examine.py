@@ -13,11 +13,11 @@ from dgpp.checkpoint.demo import DEMO_MODEL
 from dgpp.checkpoint.model_files import find_model
 from dgpp.cluster.messages import Examine, Finding
 from dgpp.engine.backends import choose_backend
-from dgpp.errors import DgppError
+from dgpp.errors import ConfigError, DgppError
+from dgpp.net.roce import chosen
 
 LEAST_FREE = 1 << 30
 """Bytes that logs and staged files may need."""
-INFINIBAND = Path("/sys/class/infiniband")
 
 
 def examine(request: Examine) -> Iterator[Finding]:
@@ -88,19 +88,11 @@ def _port(port: int) -> Finding:
     return Finding("ok", f"port {port} is free")
 
 
-def _rdma(devices: tuple[str, ...]) -> Iterator[Finding]:
-    found = {entry.name for entry in INFINIBAND.iterdir()} if INFINIBAND.is_dir() else set()
-    if not found:
-        remedy = "load the adapter's driver; see docs/networking.md"
-        yield Finding("error", "no RDMA device", remedy)
+def _rdma(names: tuple[str, ...]) -> Iterator[Finding]:
+    try:
+        lanes = chosen(names, ())
+    except ConfigError as error:
+        yield Finding("error", str(error), "see docs/networking.md")
         return
-    for device in devices or tuple(sorted(found)):
-        if device not in found:
-            remedy = f"DGPP_ROCE_DEVICES: one of {', '.join(sorted(found))}"
-            yield Finding("error", f"no RDMA device {device}", remedy)
-            continue
-        state = (INFINIBAND / device / "ports" / "1" / "state").read_text().strip()
-        active = state.endswith("ACTIVE")
-        yield Finding(
-            "ok" if active else "error", f"{device} is {state}", "" if active else "check its cable"
-        )
+    for lane in lanes:
+        yield Finding("ok", f"{lane.name} is {lane.state} at {lane.gid().host}")

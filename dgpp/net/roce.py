@@ -1,0 +1,149 @@
+"""RDMA devices of this machine as the kernel describes them, and which of their addresses serve.
+
+Everything is read below /sys/class/infiniband; no verbs library is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv6Address
+from pathlib import Path
+
+import msgspec
+
+from dgpp.errors import ConfigError
+
+INFINIBAND = Path("/sys/class/infiniband")
+PORT = 1
+"""The bus uses the first port of every device."""
+ROCE_V2 = "RoCE v2"
+MOST_LANES = 2
+
+
+class Gid(msgspec.Struct, frozen=True):
+    """Entry `index` of a port's address table; `kind` as the kernel spells it, `network` its
+    network device."""
+
+    index: int
+    address: str
+    kind: str
+    network: str
+
+    @property
+    def serves(self) -> bool:
+        """Whether peers in other networks than the link's can be reached from it.
+
+        Link-local addresses stand first in the table, and between some machines nothing that is
+        sent from them arrives.
+        """
+        address = IPv6Address(self.address)
+        return self.kind == ROCE_V2 and not address.is_link_local and not address.is_unspecified
+
+    @property
+    def host(self) -> str:
+        """The IP address that it stands for."""
+        address = IPv6Address(self.address)
+        return str(address.ipv4_mapped or address)
+
+
+class RoceDevice(msgspec.Struct, frozen=True):
+    """A device's first port; `state` as in 4: ACTIVE, `rate` as in 200 Gb/sec (4X HDR)."""
+
+    name: str
+    state: str
+    rate: str
+    layer: str
+    gids: tuple[Gid, ...]
+
+    @property
+    def active(self) -> bool:
+        return self.state.endswith("ACTIVE")
+
+    def gid(self, pinned: int = -1) -> Gid:
+        """The entry `pinned`, else the first that serves. Raises ConfigError."""
+        if pinned >= 0:
+            for gid in self.gids:
+                if gid.index == pinned:
+                    return gid
+            have = ", ".join(str(gid.index) for gid in self.gids) or "none"
+            raise ConfigError(
+                f"DGPP_ROCE_GID_INDICES: {self.name} has no GID {pinned}; it has {have}"
+            )
+        for gid in self.gids:
+            if gid.serves:
+                return gid
+        raise ConfigError(
+            f"{self.name}: no RoCE v2 address but link-local ones; give its network device an IP "
+            "address, or pin an entry with DGPP_ROCE_GID_INDICES"
+        )
+
+
+def devices(root: Path = INFINIBAND) -> list[RoceDevice]:
+    """All RDMA devices in the order of their names; none where there is no such driver."""
+    if not root.is_dir():
+        return []
+    return [_device(folder) for folder in sorted(root.iterdir())]
+
+
+def chosen(
+    names: Sequence[str], pinned: Sequence[int], root: Path = INFINIBAND
+) -> list[RoceDevice]:
+    """The devices `names`, else all that are active and have an address that serves, at most
+    `MOST_LANES`, in lane order. Raises ConfigError naming what is missing."""
+    found = {device.name: device for device in devices(root)}
+    if not found:
+        raise ConfigError("no RDMA device here: load its driver (see docs/networking.md)")
+    if not names:
+        usable = [d for d in found.values() if d.active and any(gid.serves for gid in d.gids)]
+        if not usable:
+            states = ", ".join(f"{d.name} is {d.state}" for d in found.values())
+            raise ConfigError(f"no RDMA device is active with a RoCE v2 address: {states}")
+        return usable[:MOST_LANES]
+    lanes = []
+    for place, name in enumerate(names):
+        if name not in found:
+            raise ConfigError(f"DGPP_ROCE_DEVICES: no {name} here; there are {', '.join(found)}")
+        if not found[name].active:
+            raise ConfigError(f"DGPP_ROCE_DEVICES: {name} is {found[name].state}: check its cable")
+        found[name].gid(pinned[place] if place < len(pinned) else -1)
+        lanes.append(found[name])
+    return lanes
+
+
+def site_lines(lanes: Iterable[RoceDevice]) -> list[str]:
+    """What a `.env` file says to use exactly these lanes."""
+    lanes = list(lanes)
+    names = " ".join(lane.name for lane in lanes)
+    indices = " ".join(str(lane.gid().index) for lane in lanes)
+    return [f'DGPP_ROCE_DEVICES="{names}"', f'DGPP_ROCE_GID_INDICES="{indices}"']
+
+
+def _device(folder: Path) -> RoceDevice:
+    port = folder / "ports" / str(PORT)
+    return RoceDevice(
+        folder.name,
+        _text(port / "state"),
+        _text(port / "rate"),
+        _text(port / "link_layer"),
+        tuple(_gids(port)),
+    )
+
+
+def _gids(port: Path) -> Iterable[Gid]:
+    table = port / "gids"
+    if not table.is_dir():
+        return
+    for index in sorted(int(entry.name) for entry in table.iterdir()):
+        address = _text(table / str(index))
+        # An entry that is not in use has an address of zeros and no type.
+        if address and int(IPv6Address(address)):
+            attributes = port / "gid_attrs"
+            kind = _text(attributes / "types" / str(index))
+            yield Gid(index, address, kind, _text(attributes / "ndevs" / str(index)))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
