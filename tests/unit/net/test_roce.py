@@ -78,5 +78,5 @@ def test_lanes_are_those_named_or_those_that_work(machine):
 def test_a_machine_without_devices_is_told_so(machine, tmp_path):
     with pytest.raises(ConfigError, match="no RDMA device here"):
         chosen((), (), tmp_path / "nothing")
-    with pytest.raises(ConfigError, match="no RDMA device is active .*: a is 1: DOWN"):
+    with pytest.raises(ConfigError, match=r"no RDMA device is active .*: a is 1: DOWN"):
         chosen((), (), machine(a=(DOWN, TABLE)))
