@@ -26,12 +26,12 @@ def gathered_span(
     """Rows first … first + count − 1 of a slot's blocks, or of those that int32 `chosen` names
     where it is not 0, for `group` heads: scores, softmax and weighted values. Rows are float32, or
     packed as `packing` says where it is not 0."""
-    blocks = view_i32(table, 1)
     for j in range(count):
         at = first + j
         if chosen != 0:
             at = view_i32(chosen, at + 1)[at]
-        place = blocks[at // block_rows] * block_rows + at % block_rows
+        block = view_i32(table, at // block_rows + 1)[at // block_rows]
+        place = block * block_rows + at % block_rows
         if packing != 0:
             unpack_row(packing, store + place * line, gathered + 4 * padded * j)
         else:

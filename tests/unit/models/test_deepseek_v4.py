@@ -122,12 +122,9 @@ def bind(directory: Path, *, drafts: bool = False) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "layers.0.attn.wo_a.scale",
         "layers.1.ffn.gate.tid2eid",
-        "layers.2.attn.compressor.ape",
         "layers.3.attn.indexer.compressor.wgate.weight",
         "hc_head_fn",
-        "mtp.0.main_proj.scale",
         "mtp.2.confidence_head.proj.weight",
     ],
 )
