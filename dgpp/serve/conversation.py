@@ -126,8 +126,11 @@ def _custom_call(fields: Fields) -> ToolCall:
     if custom is None:
         at = fields.path("custom")
         raise invalid(f"{at} is required, with the type custom", at)
+    name = fields.needed_text("id", longest=limits.NAME_CHARS)
+    if not name:
+        raise invalid(f"{fields.path('id')} must not be empty", fields.path("id"))
     return ToolCall(
-        id=fields.needed_text("id", longest=limits.NAME_CHARS),
+        id=name,
         name=custom.needed_text("name", longest=limits.NAME_CHARS),
         arguments=json.dumps({"input": custom.needed_text("input")}, ensure_ascii=False),
     )

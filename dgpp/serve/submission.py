@@ -88,7 +88,7 @@ def submission(
                     scored=request.scored,
                 )
             )
-    output = _output(request, codec, model, reasoning=reasoning)
+    output = _output(request, codec, model, reasoning=reasoning, held=bool(grammar))
     return Submission(tuple(submits), tuple(prompts), output)
 
 
@@ -107,7 +107,12 @@ def _opens_reasoning(request: GenerationRequest, codec: TextCodec, prompts: list
 
 
 def _output(
-    request: GenerationRequest, codec: TextCodec, model: ServedModel, *, reasoning: bool
+    request: GenerationRequest,
+    codec: TextCodec,
+    model: ServedModel,
+    *,
+    reasoning: bool,
+    held: bool,
 ) -> OutputOptions:
     """How the answer is to be read: a raw completion has no reasoning and no calls."""
     if request.kind == "completion":
@@ -127,6 +132,7 @@ def _output(
         forced=request.named,
         whole_arguments=model.whole_arguments,
         json=request.answer is not None,
+        held=held,
     )
 
 

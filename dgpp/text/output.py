@@ -53,6 +53,7 @@ class OutputOptions:
     `scored`           that prompt's logprobs are told, and those of every token of the answer,
                        hidden ones and the end token included
     `json`         the answer is JSON, or calls
+    `held`         a grammar holds the answer
     """
 
     stop: tuple[str, ...] = ()
@@ -64,6 +65,7 @@ class OutputOptions:
     repeats_prompt: bool = False
     scored: bool = False
     json: bool = False
+    held: bool = False
 
 
 class OutputStream:
@@ -107,6 +109,7 @@ class OutputStream:
             stop=tuple(text.encode() for text in options.stop),
             reasoning=options.reasoning,
             json=options.json,
+            held=options.held,
         )
         self._text = _decoder("replace")
         self._reasoning = _decoder("replace")

@@ -34,7 +34,7 @@ class Router:
 
     `reasoning` says that the prompt has opened the think tag already. Stop strings count in the
     visible text alone. With no `tools` a call's markers are text. `json`: the answer is JSON or
-    calls, so that what begins as text holds no call.
+    calls, so that what begins as text holds no call. `held`: a grammar holds the answer.
 
     `resolved`       offset up to which every byte has been told or dropped
     `stop_end`       offset at which a stop string was complete, when one was: `stopped_by`
@@ -50,6 +50,7 @@ class Router:
         stop: tuple[bytes, ...] = (),
         reasoning: bool = False,
         json: bool = False,
+        held: bool = False,
     ) -> None:
         self.resolved = 0
         self.stop_end: int | None = None
@@ -60,6 +61,7 @@ class Router:
         self._calls = dialect.calls if tools else None
         self._tools = tools or {}
         self._json = json
+        self._held = held
         self._stop = stop
         self._stop_heads = frozenset(text[:1] for text in stop)
         self._longest = max(map(len, stop), default=0)
@@ -237,7 +239,7 @@ class Router:
         """At `opened` a call may begin: read it, or look for the next such place."""
         assert self._calls is not None
         assert callable(before)
-        reader = CallReader(self._calls, self._tools)
+        reader = CallReader(self._calls, self._tools, held=self._held)
         answer = reader.read(self._data[opened:], final=final)
         if answer.block == NO_BLOCK:
             self._looked = opened + 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dgpp.text.calls.format import Pattern, ToolFormat
-from dgpp.text.calls.values import ToolSchema, json_string, json_value
+from dgpp.text.calls.values import ToolSchema, is_json, json_string, json_value
 
 STRING = frozenset({"string"})
 _decoder = codecs.getincrementaldecoder("utf-8")
@@ -55,11 +55,16 @@ class CallReader:
     Nothing is told before it is certain: a call begins with its first argument or its end, so
     that a name in prose is no call; a closing marker ends a value only where an argument that the
     tool has, or the end of the call, follows. So a value may hold the text of a closing marker.
+    `held`: a grammar holds the calls to their schemas, so that JSON is over where it is complete,
+    whatever stands in its strings.
     """
 
-    def __init__(self, form: ToolFormat, tools: Mapping[str, ToolSchema]) -> None:
+    def __init__(
+        self, form: ToolFormat, tools: Mapping[str, ToolSchema], *, held: bool = False
+    ) -> None:
         self._form = form
         self._tools = tools
+        self._held = held
         self._tool: ToolSchema | None = None
         self._seen: set[str] = set()
         self._types = STRING
@@ -148,7 +153,7 @@ class CallReader:
         while (found := data.find(form.closing, start)) >= 0:
             after = found + len(form.closing)
             follow = self._follow(tool, self._seen, data[after:], strict=True)
-            if follow is None:
+            if follow is None or (self._held and not value.may_end(data[:found])):
                 start = found + 1
                 continue
             cut = found - 1 if form.padded and data[max(0, found - 1) : found] == b"\n" else found
@@ -233,6 +238,12 @@ class _Value:
             self._kept.append(text)
             return []
         return [Arguments(self._opening() + self._escaped(text))]
+
+    def may_end(self, more: bytes) -> bool:
+        """Whether the value can be over with `more`: as JSON, where it can be nothing else."""
+        if self._streams or "string" in self._types:
+            return True
+        return is_json("".join(self._kept) + more.decode("utf-8", "replace"))
 
     def end(self, *, whole: bool) -> list[Event]:
         rest = self._decoder.decode(b"", True)

@@ -77,6 +77,15 @@ def type_of(value: Any) -> str:
     return next((name for kind, name in kinds if isinstance(value, kind)), "object")
 
 
+def is_json(text: str) -> bool:
+    """Whether `text` is one complete JSON value."""
+    try:
+        json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def json_value(text: str, types: frozenset[str]) -> str:
     """The JSON text of the argument that was written as `text`.
 

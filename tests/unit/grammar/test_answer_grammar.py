@@ -15,7 +15,7 @@ from dgpp.grammar.errors import GrammarError
 from dgpp.grammar.matcher import Grammars
 from dgpp.grammar.vocabulary import vocabulary
 from dgpp.sched.verdict import Finish
-from dgpp.text.calls.format import FORMATS, MIMO, QWEN, ToolFormat
+from dgpp.text.calls.format import DSML_V4, DSML_V41, FORMATS, MIMO, QWEN, ToolFormat
 from dgpp.text.calls.values import ToolSchema
 from dgpp.text.delta import ArgumentsPart, CallPart
 from dgpp.text.dialect import Dialect, Thinking
@@ -246,7 +246,11 @@ def test_compact_json_leaves_no_room_to_dawdle():
 
 @vendors.needed
 @pytest.mark.parametrize(
-    ("name", "form"), [("glm", FORMATS[0]), ("qwen3.8", QWEN), ("mimo-v2.6", MIMO)]
+    ("name", "form"),
+    [
+        *(("glm", FORMATS[0]), ("qwen3.8", QWEN), ("mimo-v2.6", MIMO)),
+        *(("deepseek-v4", DSML_V4), ("deepseek-v4", DSML_V41)),
+    ],
 )
 def test_vendors_vocabularies(name, form):
     tokenizer = vendors.tokenizer(name)

@@ -64,7 +64,7 @@ sound = st.sampled_from(["string", "integer", "array", "object"]).map(lambda kin
 likely = st.dictionaries(keywords, st.one_of(schemas, sound), max_size=4)
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(
     st.sampled_from(FORMATS),
     likely,
@@ -89,7 +89,7 @@ def test_any_schema_is_compiled_or_refused_by_name(form, tool, answer, strict, c
         assert str(error.param).startswith(("tools[0]", "response_format"))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     st.sampled_from(FORMATS),
     st.sampled_from(["regex", "lark"]),

@@ -242,6 +242,11 @@ def test_message_forms(model: ServedModel) -> None:
             "messages[0].tool_calls[0].custom.name",
             None,
         ),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "", "type": "custom", "custom": {}}]},
+            "messages[0].tool_calls[0].id",
+            None,
+        ),
     ],
 )  # fmt: skip
 def test_message_faults(model: ServedModel, members: Any, param: str, code: str | None) -> None:

@@ -55,7 +55,7 @@ def test_no_control_token_comes_of_text(name: str) -> None:
     ).map("".join)
     expected = controls(codec, "y")
 
-    @settings(max_examples=20)
+    @settings(max_examples=8)
     @given(hostile)
     def check(text: str) -> None:
         assert controls(codec, text) == expected, text

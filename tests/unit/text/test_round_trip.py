@@ -105,7 +105,7 @@ def answer(codec: TextCodec, request: GenerationRequest, ids: list[int], opened:
 
 @vendors.needed
 @pytest.mark.parametrize("name", vendors.MODELS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12)
 @given(trimmed.filter(bool), trimmed, st.lists(arguments, max_size=3))
 def test_history_is_what_was_generated(name, thought, text, calls):
     codec = vendors.codec(name)
