@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from dgpp.cache.cold_room import cold_room, page_bytes
+from dgpp.cache.cold_room import ColdRoom, cold_room, page_bytes
 from dgpp.checkpoint.draft_vocab import read_draft_vocab
 from dgpp.engine.base import EngineLimits
 from dgpp.errors import MemoryPlanError
 from dgpp.models.forms import AS_STORED, ModelForms
-from dgpp.models.registry import Family, FamilyConfig, family_of
+from dgpp.models.registry import FamilyConfig, Model, family_of
 from dgpp.models.shard import Shard
 from dgpp.models.sources import PlannedWeights
 from dgpp.models.tables import Tables
@@ -121,6 +121,85 @@ def _graphs(settings: MemorySettings, limits: EngineLimits, layers: int) -> dict
     return {"decode graphs": GRAPH_LAYER_BYTES * layers * graphs}
 
 
+class _Cache(NamedTuple):
+    """What a block and a request take, and how many of them there are."""
+
+    block_tokens: int
+    block_bytes: int
+    request_bytes: int
+    blocks: int
+    snapshots: int
+    cold: ColdRoom
+
+    @property
+    def page_bytes(self) -> int:
+        return page_bytes(self.block_bytes)
+
+
+def _cache(model: Model, settings: MemorySettings, positions: int) -> _Cache:
+    """`positions` is what the model can take."""
+    plain = CUDA_CACHE if settings.backend == "cuda" else CPU_CACHE
+    form = msgspec.structs.replace(plain, kv_dtype=settings.forms.kv_dtype)
+    tokens = model.state.block_tokens(BLOCK_TOKENS)
+    blocks = -(-settings.kv_capacity // tokens)
+    block, request = model.state.block_bytes(form, tokens), model.state.snapshot_bytes(form)
+    snapshots = prefix_snapshots(settings.prefix_cache_gib, request)
+    longest = -(-_ceiling(settings, positions, blocks * tokens) // tokens)
+    cold = cold_room(settings.cold_gib if snapshots else 0, block, request, longest)
+    return _Cache(tokens, block, request, blocks, snapshots, cold)
+
+
+def _ceiling(settings: MemorySettings, positions: int, pool: int) -> int:
+    """Tokens of the longest request where the model takes `positions`, the pool `pool`."""
+    return min(positions, pool, settings.max_positions or pool)
+
+
+def _limits(
+    settings: MemorySettings, config: FamilyConfig, model: Model, cache: _Cache
+) -> EngineLimits:
+    pool = cache.blocks * cache.block_tokens
+    return EngineLimits(
+        slots=settings.slots,
+        vocab_size=config.vocab_size,
+        position_ceiling=_ceiling(settings, config.max_position_embeddings, pool),
+        block_tokens=cache.block_tokens,
+        blocks=cache.blocks,
+        chunk_align=CHUNK_ALIGN,
+        chunk_limit=_chunk_limit(settings),
+        candidates=min(settings.candidates, config.vocab_size),
+        depth=settings.depth,
+        refeeds=not model.state.fixed,
+        snapshots=cache.snapshots,
+        snapshot_bytes=cache.request_bytes,
+        reread=max(1, model.tail) if settings.prefill == "bounded" else 1,
+        cold_pages=cache.cold.pages,
+        cold_blob_pages=cache.cold.blob_pages,
+        cold_page_bytes=cache.page_bytes,
+    )
+
+
+def _beside_weights(
+    settings: MemorySettings, limits: EngineLimits, model: Model, cache: _Cache, world: int
+) -> dict[str, int]:
+    """Bytes by item of all that is no weight; an item of nothing is left out."""
+    slots, narrow = settings.slots, settings.backend == "cuda"
+    sizes = {
+        "request state": cache.request_bytes * slots,
+        "prefix snapshots": cache.request_bytes * cache.snapshots,
+        "disk tier": (1 + cache.cold.blob_pages) * cache.page_bytes if cache.cold.pages else 0,
+        "collective": slab_bytes(world) // world if world > 1 else 0,
+    }
+    return {
+        "kv cache": cache.block_bytes * cache.blocks,
+        "activations": model.workspace.row_bytes(narrow=narrow) * row_capacity(limits),
+        "rotary tables": 4 * limits.position_ceiling * model.rotary,
+        "logits": 8 * slots * len(model.vocabulary) * (1 + settings.depth),
+        "penalties and bias": 8 * slots * limits.vocab_size,
+        "runtime": _runtime(settings),
+        **{name: size for name, size in sizes.items() if size},
+    }
+
+
 def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1) -> MemoryPlan:
     """The plan of the rank of `world` that needs most. Raises CheckpointError for a model that is
     not served, ConfigError for a world that its sizes cannot be shared out to."""
@@ -132,75 +211,40 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     tables = Tables(mapped=settings.ngram_table == "mmap")
     source = PlannedWeights(shard, tables, forms)
     model = family.build(parsed, source, drafts=settings.drafts)
-    drafted: dict[str, int] = {}
-    if settings.drafts and forms.draft_vocab:
-        table = source.items.get("head") or source.items["embedding"]
-        drafted = _draft_head(parsed, forms, shard, table / len(model.vocabulary))
-    block_tokens = model.state.block_tokens(BLOCK_TOKENS)
-    blocks = -(-settings.kv_capacity // block_tokens)
-    ceiling = min(parsed.max_position_embeddings, blocks * block_tokens)
-    if settings.max_positions:
-        ceiling = min(ceiling, settings.max_positions)
-    cuda = settings.backend == "cuda"
     model.state.require_kv_dtype(forms.kv_dtype, family.name)
-    plain = CUDA_CACHE if cuda else CPU_CACHE
-    form = msgspec.structs.replace(plain, kv_dtype=forms.kv_dtype)
-    block_bytes = model.state.block_bytes(form, block_tokens)
-    snapshot_bytes = model.state.snapshot_bytes(form)
-    snapshots = prefix_snapshots(settings.prefix_cache_gib, snapshot_bytes)
-    longest = -(-ceiling // block_tokens)
-    cold = cold_room(settings.cold_gib if snapshots else 0, block_bytes, snapshot_bytes, longest)
-    limits = EngineLimits(
-        slots=settings.slots,
-        vocab_size=parsed.vocab_size,
-        position_ceiling=ceiling,
-        block_tokens=block_tokens,
-        blocks=blocks,
-        chunk_align=CHUNK_ALIGN,
-        chunk_limit=_chunk_limit(settings),
-        candidates=min(settings.candidates, parsed.vocab_size),
-        depth=settings.depth,
-        refeeds=not model.state.fixed,
-        snapshots=snapshots,
-        snapshot_bytes=snapshot_bytes,
-        reread=max(1, model.tail) if settings.prefill == "bounded" else 1,
-        cold_pages=cold.pages,
-        cold_blob_pages=cold.blob_pages,
-        cold_page_bytes=page_bytes(block_bytes),
-    )
-    capacity = row_capacity(limits)
+    cache = _cache(model, settings, parsed.max_position_embeddings)
+    limits = _limits(settings, parsed, model, cache)
     sizes = {
         **{f"{WEIGHTS}{name}": size for name, size in source.items.items()},
-        **drafted,
-        "kv cache": block_bytes * blocks,
-        **({"request state": snapshot_bytes * settings.slots} if snapshot_bytes else {}),
-        **({"prefix snapshots": snapshot_bytes * snapshots} if snapshot_bytes * snapshots else {}),
-        "activations": model.workspace.row_bytes(narrow=cuda) * capacity,
-        "rotary tables": 4 * ceiling * model.rotary,
-        "logits": 8 * settings.slots * len(model.vocabulary) * (1 + settings.depth),
-        **({"disk tier": (1 + cold.blob_pages) * limits.cold_page_bytes} if cold.pages else {}),
-        **({"collective": slab_bytes(world) // world} if world > 1 else {}),
+        **_beside_weights(settings, limits, model, cache, world),
         **_graphs(settings, limits, parsed.num_hidden_layers),
-        "penalties and bias": 8 * settings.slots * parsed.vocab_size,
-        "runtime": _runtime(settings),
     }
+    if settings.drafts and forms.draft_vocab:
+        table = source.items.get("head") or source.items["embedding"]
+        sizes |= _draft_head(parsed, forms, shard, table / len(model.vocabulary))
     items = [MemoryItem(name, size) for name, size in sizes.items()]
     items.sort(key=lambda item: (-item.bytes, item.name))
     notes = [*source.changes.notes(), *_notes(forms, source, settings.backend)]
-    notes += _table_notes(settings, source)
-    if limits.reread > 1:
-        notes.append(
-            f"prefill bounded: later layers run the last {limits.reread} tokens of a prompt alone; "
-            "answers are not those of prefill exact"
-        )
+    notes += [*_table_notes(settings, source), *_tail_notes(limits)]
+    target = source
+    if settings.drafts:
+        target = PlannedWeights(shard, tables, forms)
+        family.build(parsed, target, drafts=False)
+    read = len(model.vocabulary) / len(model.embedding.held)
     return MemoryPlan(
         tuple(items),
         limits,
-        -(-block_bytes // block_tokens),
-        snapshot_bytes,
-        _work(family, parsed, shard, tables, forms),
+        -(-cache.block_bytes // cache.block_tokens),
+        cache.request_bytes,
+        step_work(target.items, target.parameters, parsed, read),
         tuple(notes),
     )
+
+
+def _tail_notes(limits: EngineLimits) -> list[str]:
+    last = f"later layers run the last {limits.reread} tokens of a prompt alone"
+    note = f"prefill bounded: {last}; answers are not those of prefill exact"
+    return [note] if limits.reread > 1 else []
 
 
 def _table_notes(settings: MemorySettings, source: PlannedWeights) -> list[str]:
@@ -250,15 +294,6 @@ def _draft_head(
     slices = [Shard(rank, shard.world).vocabulary(config.vocab_size) for rank in range(shard.world)]
     most = max(int(((ids >= own.start) & (ids < own.stop)).sum()) for own in slices)
     return {f"{WEIGHTS}draft head": math.ceil(most * row_bytes)}
-
-
-def _work(
-    family: Family, config: FamilyConfig, shard: Shard, tables: Tables, forms: ModelForms
-) -> StepWork:
-    target = PlannedWeights(shard, tables, forms)
-    model = family.build(config, target, drafts=False)
-    table = len(model.vocabulary) / len(model.embedding.held)
-    return step_work(target.items, target.parameters, config, table)
 
 
 def prefix_snapshots(gib: float, snapshot_bytes: int) -> int:
