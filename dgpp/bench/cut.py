@@ -10,6 +10,8 @@ LAYERS = "num_hidden_layers"
 DRAFTED = "compress_ratios"
 """A list that goes on behind the layers: with an entry for each draft stage, which a cut model has
 none of."""
+SOURCES, CANDIDATES = "index_source_layer_ids", "candidate_source_layer_id"
+"""Layers by number, of which one leaves candidates to those after it: of a cut model the last."""
 FIRST = "num_hash_layers"
 """How many layers from the first on are of a kind."""
 
@@ -33,4 +35,32 @@ def cut_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
     }
     if FIRST in cut:
         cut[FIRST] = min(cut[FIRST], layers)
+    if SOURCES in cut:
+        cut |= _numbered(cut, layers)
     return {**cut, LAYERS: layers}
+
+
+def _numbered(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    """Fields that name layers, as far as these are left; what stands beside their numbers too."""
+    named = {name: value for name, value in config.items() if name.endswith("_layer_ids")}
+    cut = {name: [at for at in value if at < layers] for name, value in named.items()}
+    if not cut[SOURCES]:
+        raise ConfigError(
+            f"--layers: {layers}, the first layer of {SOURCES} is {named[SOURCES][0]}"
+        )
+    last = min(config[CANDIDATES], cut[SOURCES][-1])
+    tables = [
+        (layer, rows)
+        for layer, rows in zip(
+            config["engram_layer_ids"], config["engram_num_embeddings"], strict=True
+        )
+        if layer < last
+    ]
+    return {
+        **cut,
+        CANDIDATES: last,
+        "engram_layer_ids": [layer for layer, _ in tables],
+        "engram_num_embeddings": [rows for _, rows in tables],
+        "num_nextn_predict_layers": 0,
+        "dspark_target_layer_ids": [],
+    }

@@ -18,7 +18,7 @@ from dgpp.models.forms import ModelForms
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.request import Submit, pack_ids
 
-V4, V41 = "deepseek-v4-flash-tiny", "deepseek-v4.1-flash-mxfp4-fp8"
+V4, V41 = "deepseek-v4-flash-tiny", "deepseek-v4.1-flash-tiny"
 VOCAB = {
     V4: 512,
     V41: 512,

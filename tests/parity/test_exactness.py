@@ -37,7 +37,7 @@ FAMILIES = [
     "glm-5.3-bf16 fp4",
     "mimo-bf16 fp8",
     # A shorter look at it, in both ways to read a prompt, is in test_bounded_prefill.py.
-    pytest.param("deepseek-v4.1-flash-mxfp4-fp8", marks=pytest.mark.long),
+    pytest.param("deepseek-v4.1-flash-tiny", marks=pytest.mark.long),
 ]
 """Fixtures, and after them how cached context is packed."""
 GREEDY = SamplingParams(temperature=0.0)

@@ -13,6 +13,8 @@ from dgpp.bench.setup import whole_numbers
 from dgpp.bench.table import aligned, share
 from dgpp.cli.bench import app
 from dgpp.errors import ConfigError, DgppError
+from dgpp.models.deepseek_v41.config import parse
+from dgpp.models.deepseek_v41.engram_tables import primes
 from dgpp.models.plan import MemorySettings, plan_memory
 
 ROOT = Path(__file__).parents[3]
@@ -42,6 +44,19 @@ def test_layers_are_cut_with_every_list_that_has_one_entry_each() -> None:
             cut_layers(config, layers)
     with pytest.raises(ConfigError, match="the model has None"):
         cut_layers({}, 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "engram", "decoder"), [(3, (1,), 2), (16, (1,), 14), (40, (1, 14), 20)]
+)
+def test_layers_that_are_named_by_number_are_cut(layers: int, engram, decoder: int) -> None:
+    facts = json.loads((FACTS / "deepseek-v4.1-flash-mxfp4-fp8.json").read_text())
+    config = parse(cut_layers(facts, layers))
+    assert (config.num_hidden_layers, len(config.compress_ratios)) == (layers, layers)
+    assert (config.engram_layer_ids, config.decoder) == (engram, decoder)
+    assert primes(config)
+    with pytest.raises(ConfigError, match="--layers: 2, the first layer of index_source_layer_ids"):
+        cut_layers(facts, 2)
 
 
 def test_eight_layers_of_glm_4_7_are_three_dense_and_five_moe_ones() -> None:
