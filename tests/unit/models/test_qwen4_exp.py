@@ -22,6 +22,7 @@ from dgpp.checkpoint.formats import (
 )
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.forms import ModelForms
+from dgpp.models.inspection import inspect_checkpoint
 from dgpp.models.layers.moe import MoeShape, routed_experts
 from dgpp.models.layers.softmax_moe import stacked_experts
 from dgpp.models.plan import MemorySettings, plan_memory
@@ -280,6 +281,20 @@ def test_a_table_that_is_elsewhere() -> None:
     bind(rounded, tables=fixture_directory("qwen3.8-flash-next-fp8"), drafts=True)
     with pytest.raises(CheckpointError, match=r"engine.ngram_table_model names a checkpoint"):
         bind(rounded)
+
+
+@pytest.mark.parametrize("name", ["fp8", "autoround"])
+def test_inspection_accounts_for_every_tensor(name: str) -> None:
+    found = inspect_checkpoint(Checkpoint(fixture_directory(f"qwen3.8-flash-next-{name}")))
+    groups = [*found.formats, found.vectors, found.draft, *found.ignored]
+    assert sum(group.tensors for group in groups) == found.tensors
+    assert sum(group.bytes for group in groups) == found.bytes
+    looked_up = [group for group in found.formats if "looked up" in group.name]
+    # Four shards of a table, or a word of where it is.
+    assert [group.parts for group in looked_up] == ([4] if name == "fp8" else [])
+    assert [note.split(", which")[0] for note in found.notes] == (
+        [] if name == "fp8" else ["its table of 4352 rows is in another checkpoint"]
+    )
 
 
 def test_releases_may_count_the_layer_from_one(whole: Path, tmp_path: Path) -> None:
