@@ -81,7 +81,8 @@ def engines_of(name, backend_name):
 
 # The whole of it takes such a family most of a minute; they have shorter tests, below and in
 # test_bounded_prefill.py.
-LONG = (V4, V41)
+NEXT = "qwen3.8-flash-next-tiny"
+LONG = (V4, V41, NEXT)
 
 
 @pytest.fixture(
@@ -192,11 +193,12 @@ def test_cuts_inside_blocks(make):
     assert loop.scheduler.statistics().cache.counters.hits >= 2
 
 
-def test_windows_and_entries_of_several_tokens(backend_name):
+@pytest.mark.parametrize("name", [V4, NEXT])
+def test_windows_and_entries_of_several_tokens(name, backend_name):
     """Cuts inside a window, a group of either ratio and a block, and rows that decode wrote."""
     if backend_name != "cpu":
-        pytest.skip(f"the CUDA backend does not compute {V4}")
-    make = engines_of(V4, backend_name)
+        pytest.skip(f"the CUDA backend does not compute {name}")
+    make = engines_of(name, backend_name)
     loop = Loop(make(chunk_align=1, block_tokens=16), prefill_budget_tokens=16)
     first = ask("a", text(1, 39), 8, marks=(22, 37))
     (answer,) = loop.serve(first)
