@@ -225,7 +225,7 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     items = [MemoryItem(name, size) for name, size in sizes.items()]
     items.sort(key=lambda item: (-item.bytes, item.name))
     notes = [*source.changes.notes(), *_notes(forms, source, settings.backend)]
-    notes += [*_table_notes(settings, source), *_tail_notes(limits)]
+    notes += [*_table_notes(settings, source), *_tail_notes(settings, limits)]
     target = source
     if settings.drafts:
         target = PlannedWeights(shard, tables, forms)
@@ -241,10 +241,13 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
     )
 
 
-def _tail_notes(limits: EngineLimits) -> list[str]:
+def _tail_notes(settings: MemorySettings, limits: EngineLimits) -> list[str]:
+    if settings.prefill != "bounded":
+        return []
+    if limits.reread == 1:
+        return ["prefill bounded: every layer of this model reads whole prompts all the same"]
     last = f"later layers run the last {limits.reread} tokens of a prompt alone"
-    note = f"prefill bounded: {last}; answers are not those of prefill exact"
-    return [note] if limits.reread > 1 else []
+    return [f"prefill bounded: {last}; answers are not those of prefill exact"]
 
 
 def _table_notes(settings: MemorySettings, source: PlannedWeights) -> list[str]:

@@ -171,6 +171,9 @@ def test_bounded_prefill_is_told() -> None:
         "prefill bounded: later layers run the last 128 tokens of a prompt alone" in plan.notes[-1]
     )
     assert plan_memory(published(), MemorySettings(), 4).limits.reread == 1
+    other = plan_memory(release("glm-4.7"), MemorySettings(prefill="bounded"), 4)
+    assert other.limits.reread == 1
+    assert "prefill bounded: every layer of this model reads whole prompts" in other.notes[-1]
 
 
 @pytest.mark.parametrize(
