@@ -45,7 +45,13 @@ def answers(server):
         status, answer = server.post("/v1/completions", body | {"temperature": temperature})
         assert status == 200
         found += [choice["text"] for choice in answer["choices"]]
-    return found
+    # How likely a prompt was, each rank having the logits of a part of the vocabulary.
+    scored = body | {"temperature": 0, "max_tokens": 0, "echo": True, "logprobs": 2}
+    status, answer = server.post("/v1/completions", scored)
+    assert status == 200
+    told = [choice["logprobs"]["token_logprobs"] for choice in answer["choices"]]
+    assert [len(values) for values in told] == [3, 5, 79]
+    return [*found, told]
 
 
 def test_two_ranks_agree_on_every_step(serve, model):
