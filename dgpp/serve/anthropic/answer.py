@@ -20,6 +20,7 @@ _ERRORS = {
     404: "not_found_error",
     413: "request_too_large",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 
 
