@@ -99,7 +99,6 @@ def row_draw(slot: int, sampling: SamplingParams, seed: int, produced: int) -> D
 def _adjustment(
     slot: int, depth: int, sampling: SamplingParams, tables: SlotTables, ids: range
 ) -> Adjustment:
-    biased = bool(sampling.logit_bias)
     own, words = slice(ids.start, ids.stop), slice(ids.start // 32, -(-ids.stop // 32))
     return Adjustment(
         temperature=1.0 if sampling.greedy else sampling.temperature,
@@ -107,6 +106,6 @@ def _adjustment(
         repetition=sampling.repetition_penalty,
         frequency=sampling.frequency_penalty,
         presence=sampling.presence_penalty,
-        bias=tables.bias[slot, own] if biased else None,
+        bias=tables.bias[slot, own] if sampling.biased else None,
         mask=tables.mask[slot, depth, words] if tables.masked[slot] else None,
     )

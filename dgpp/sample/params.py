@@ -10,7 +10,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `logprobs` is -1 for
     none, else the number (0..20) of alternatives listed beside each chosen token. `logit_bias`
-    holds (token id, bias) with ids below the vocabulary size.
+    holds (token id, bias) with ids below the vocabulary size. None of the first `min_tokens` tokens
+    is one that ends the text.
     """
 
     temperature: float = 1.0
@@ -22,10 +23,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     logprobs: int = -1
     logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
 
     @property
     def greedy(self) -> bool:
         return self.temperature <= 0.0
+
+    @property
+    def biased(self) -> bool:
+        return bool(self.logit_bias) or self.min_tokens > 0
 
     @property
     def penalised(self) -> bool:

@@ -23,6 +23,10 @@ def allocate_tables(slots: int, vocab_size: int, mask_rows: int = 1) -> SlotTabl
     )
 
 
+NEVER = np.float32(-1e30)
+"""The bias of an id that must not come yet: its weight is 0, and no arithmetic breaks on it."""
+
+
 class TableWriter:
     """Keeps `tables` true to the choices that hold the slots.
 
@@ -31,14 +35,16 @@ class TableWriter:
     feeds drafts counts those itself: plans name the last token of a step only.
 
     Rows of choices without penalties or bias are cleared only where a former holder wrote them.
+    Until a choice has its `min_tokens`, its end tokens have a bias that rules them out.
     """
 
-    __slots__ = ("_biased", "_counted", "tables")
+    __slots__ = ("_biased", "_counted", "_endless", "tables")
 
     def __init__(self, tables: SlotTables) -> None:
         self.tables = tables
         self._counted = [False] * len(tables.counts)
         self._biased = [False] * len(tables.counts)
+        self._endless: dict[int, Submit] = {}
 
     def advance(self, plan: Plan) -> None:
         """Take in the choices that `plan` opens and the tokens that it feeds."""
@@ -47,6 +53,8 @@ class TableWriter:
         for row in plan.decodes:
             if self._counted[row.slot]:
                 self.tables.counts[row.slot, row.token] += 1
+            if self._endless and row.slot in self._endless:
+                self._let_end(row.slot, row.position)
 
     def mask(self, slots: Sequence[int], masks: npt.NDArray[np.uint32]) -> None:
         """What may follow in each of `slots`: uint32 [len(slots), ⌈V / 32⌉], row by row."""
@@ -66,6 +74,19 @@ class TableWriter:
             tables.counts[slot] = np.bincount(submit.prompt_ids, minlength=vocab)
         if self._biased[slot]:
             tables.bias[slot] = 0.0
-        self._biased[slot] = bool(params.logit_bias)
+        self._biased[slot] = params.biased
         for token, bias in params.logit_bias:
             tables.bias[slot, token] = bias
+        self._endless.pop(slot, None)
+        if params.min_tokens and submit.stop_ids:
+            tables.bias[slot, list(submit.stop_ids)] = NEVER
+            self._endless[slot] = submit
+
+    def _let_end(self, slot: int, position: int) -> None:
+        """Once the row at `position` draws a token beyond the least number, any may come."""
+        submit = self._endless[slot]
+        if position + 1 - submit.prompt_tokens >= submit.sampling.min_tokens:
+            del self._endless[slot]
+            own = dict(submit.sampling.logit_bias)
+            for token in submit.stop_ids:
+                self.tables.bias[slot, token] = own.get(token, 0.0)

@@ -16,7 +16,7 @@ SHARED = frozenset(
     {"model", "stream", "stream_options", "sse_ping_interval", "stop", "seed", "max_tokens"}
     | {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"}
     | {"frequency_penalty", "logit_bias", "logprobs", "n", "ignore_eos", "prefix_cache"}
-    | {"priority", "timeout_s"}
+    | {"min_tokens", "priority", "timeout_s"}
 )
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -81,10 +81,12 @@ def _sampling(fields: Fields, model: ServedModel, logprobs: int) -> SamplingPara
     given = {name: value for name, value in asked.items() if value is not None}
     if 0.0 < given.get("temperature", 1.0) < limits.LEAST_TEMPERATURE:
         given["temperature"] = 0.0
+    least = fields.integer("min_tokens", 0, limits.MAX_TOKENS) or 0
     base = model.sampling
     defaults = {name: getattr(base, name) for name in asked}
     bias = _logit_bias(fields, model.vocab_size)
-    return with_top_p(SamplingParams(**{**defaults, **given}, logprobs=logprobs, logit_bias=bias))
+    own: dict[str, Any] = {"logprobs": logprobs, "logit_bias": bias, "min_tokens": least}
+    return with_top_p(SamplingParams(**{**defaults, **given}, **own))
 
 
 def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:

@@ -67,6 +67,10 @@ def submission(
     for prompt in prompts:
         tokens = len(prompt) // 4
         max_tokens = token_budget(tokens, request.max_tokens, model, param)
+        if request.sampling.min_tokens > max_tokens:
+            least = request.sampling.min_tokens
+            message = f"min_tokens is {least}, the answer has {max_tokens} tokens at most"
+            raise invalid(message, "min_tokens")
         boundaries = b""
         if model.cut_tokens:
             ids = unpack_ids(prompt)

@@ -286,6 +286,29 @@ def test_tables_follow_the_slots():
     assert not tables.bias.any()
 
 
+def test_no_end_comes_before_the_least_number_of_tokens():
+    params = SamplingParams(min_tokens=2, logit_bias=((7, 2.5),))
+    writer = TableWriter(allocate_tables(3, VOCAB))
+    bias = writer.tables.bias
+    asked = submit(params, stop_ids=(7, 9))
+    writer.advance(Plan(0, opens=(Open(0, asked, ()), Open(1, submit(params), ()))))
+    # The row at the end of the prompt draws token 1, the one behind it token 2.
+    for step, row in enumerate((None, DecodeRow(0, 3, 1)), 1):
+        writer.advance(Plan(step, decodes=() if row is None else (row,)))
+        assert (bias[0, [7, 9]] < -1e29).all()
+        assert bias[0, 8] == 0.0
+    writer.advance(Plan(3, decodes=(DecodeRow(0, 4, 1),)))
+    assert bias[0, [7, 8, 9]].tolist() == [2.5, 0.0, 0.0]
+    # Without an end token there is nothing to rule out.
+    assert bias[1, [7, 9]].tolist() == [2.5, 0.0]
+    # Who ends early leaves nothing to whoever comes next.
+    writer.advance(Plan(4, closes=(0,), opens=(Open(0, asked, ()),)))
+    writer.advance(Plan(5, closes=(0,), opens=(Open(0, submit(), ()),)))
+    assert not bias[0].any()
+    writer.advance(Plan(6, decodes=(DecodeRow(0, 9, 1),)))
+    assert not bias[0].any()
+
+
 def test_breaches_of_the_order_are_named():
     sampler = opened(submit())
     with pytest.raises(SamplerOrderError, match="slot 2"):

@@ -46,7 +46,7 @@ def test_every_field_arrives_and_crosses_a_process_border(model: ServedModel) ->
         stream_options={"include_usage": True, "include_obfuscation": True}, sse_ping_interval=-1,
         ignore_eos=True, prefix_cache=False, priority=-100, metadata={"k": "v"}, user="u",
         service_tier="auto", modalities=["text"], store=False, tool_choice="none", tools=[],
-        parallel_tool_calls=True, response_format={"type": "text"}, min_tokens=1, foo={},
+        parallel_tool_calls=True, response_format={"type": "text"}, min_tokens=4, foo={}, bar=1,
         chat_template_kwargs={"thinking": False, "preserve_thinking": True},
     )  # fmt: skip
     assert found == GenerationRequest(
@@ -57,7 +57,7 @@ def test_every_field_arrives_and_crosses_a_process_border(model: ServedModel) ->
         template_kwargs={"enable_thinking": False, "preserve_thinking": True},
         n=3,
         max_tokens=7,
-        sampling=SamplingParams(0.5, 0.9, 3, 0.1, 1.5, -2.0, 2.0, 20, ((0, 1.5), (5, -100.0))),
+        sampling=SamplingParams(0.5, 0.9, 3, 0.1, 1.5, -2.0, 2.0, 20, ((0, 1.5), (5, -100.0)), 4),
         seed=-1,
         stop=("a", "b"),
         stream=True,
@@ -95,6 +95,8 @@ def test_every_field_arrives_and_crosses_a_process_border(model: ServedModel) ->
         ("n", 0, "n"),
         ("n", 10**9, "n"),
         ("n", 1.0, "n"),
+        ("min_tokens", -1, "min_tokens"),
+        ("min_tokens", 1.5, "min_tokens"),
         ("n", True, "n"),
         ("max_tokens", 0, "max_tokens"),
         ("max_completion_tokens", 2**31, "max_completion_tokens"),

@@ -67,6 +67,13 @@ def test_tools_are_shown_as_the_client_wrote_them(model, codec):
         assert list(found.output.tools) == ["get_weather"]
 
 
+def test_no_answer_can_be_longer_than_it_may(model, codec):
+    assert submit(model, codec, min_tokens=8, max_tokens=8).submits[0].sampling.min_tokens == 8
+    with pytest.raises(ApiError, match="the answer has 8 tokens at most") as caught:
+        submit(model, codec, min_tokens=9, max_tokens=8)
+    assert (caught.value.status, caught.value.param) == (400, "min_tokens")
+
+
 def test_tools_survive_the_way_to_the_tokenizer(model):
     request = parse(model, tools=WRAPPED)
     packed = msgspec.msgpack.encode(request)
