@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dgpp.grammar.bare import bare_text
+from dgpp.grammar.errors import GrammarError
 from dgpp.grammar.lark import (
     ANYTHING,
     COMPACT,
@@ -23,6 +25,8 @@ from dgpp.text.messages import Tool
 
 _HOLE, _NAME, _KEY = "\ue000", "\ue001", "\ue002"
 """Stand-ins that the format's own writer is given, to see what stands around name, key, value."""
+_NAMES = re.compile(r'[^"<>\n]{1,256}')
+"""Names of arguments that whoever reads calls can tell from what stands around them."""
 
 
 class CallWriter:
@@ -93,6 +97,8 @@ class CallWriter:
         return " ".join(parts) if parts else '""'
 
     def _argument(self, key: str, schema: Any, root: Mapping[str, Any], *, strict: bool) -> str:
+        if not _NAMES.fullmatch(key) or self._writer.has_control(key):
+            raise GrammarError(f"the argument name {key[:64]!r} cannot be written in a call")
         types = types_of(schema, root)
         if "string" in types:
             value = self._string(schema) if types == {"string"} else ""

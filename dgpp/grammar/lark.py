@@ -66,6 +66,10 @@ class LarkWriter:
         rest = " ".join(map(_expression, pieces[place:]))
         return f"{self.text(body, [*never, containing(marker)])} {rest}"
 
+    def has_control(self, text: str) -> bool:
+        """Whether a control token's text stands in `text`."""
+        return any(isinstance(piece, int) for piece in self._tokenizer.guard.split(text, None))
+
     def rule(self, body: str) -> str:
         """A rule of its own for `body`; its name."""
         name = f"rule_{len(self._rules)}"

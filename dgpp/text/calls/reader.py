@@ -185,7 +185,9 @@ class CallReader:
             return "end"
         if argument is not None and not argument.partial:
             key = argument.group("key").decode("utf-8", "replace")
-            if strict and (key in seen or not tool.declares(key)):
+            if strict and not tool.declares(key):
+                return None
+            if strict and key in seen and not self._held:
                 return None
             return "argument"
         return None if argument is None and end is None else ""
@@ -202,8 +204,12 @@ class CallReader:
         types = tool.types(key)
         if "string" in argument.groupdict():
             types = STRING if argument.group("string") == b"true" else types - STRING
+        # A grammar cannot keep a name from being given twice: the first counts.
         self._value = _Value(
-            _lead(key, first=not self._seen), types, plain=tool.custom and key == "input"
+            _lead(key, first=not self._seen),
+            types,
+            plain=tool.custom and key == "input",
+            muted=key in self._seen,
         )
         self._seen.add(key)
         return int(argument.end())
@@ -221,10 +227,11 @@ class CallReader:
 class _Value:
     """One argument's value on its way to JSON: strings stream, anything else waits for its end."""
 
-    def __init__(self, lead: str, types: frozenset[str], *, plain: bool) -> None:
+    def __init__(self, lead: str, types: frozenset[str], *, plain: bool, muted: bool) -> None:
         self._lead = "" if plain else lead
         self._types = types
         self._plain = plain
+        self._muted = muted
         self._streams = plain or types == STRING
         self._decoder = _decoder("replace")
         self._begun = False
@@ -232,7 +239,7 @@ class _Value:
 
     def more(self, data: bytes) -> list[Event]:
         text = self._decoder.decode(data)
-        if not text:
+        if not text or (self._muted and self._streams):
             return []
         if not self._streams:
             self._kept.append(text)
@@ -247,6 +254,8 @@ class _Value:
 
     def end(self, *, whole: bool) -> list[Event]:
         rest = self._decoder.decode(b"", True)
+        if self._muted:
+            return []
         if self._streams:
             closing = '"' if whole and not self._plain else ""
             text = self._opening() + self._escaped(rest) + closing

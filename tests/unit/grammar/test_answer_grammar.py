@@ -219,6 +219,34 @@ def test_custom_tools_keep_to_their_grammar(form, grammar, good, bad):
     assert not allows(form, wanted, written(form, ("calc", {"input": bad})))
 
 
+@every
+def test_a_name_given_twice_counts_once(form):
+    """No grammar can keep a tool without declared arguments from it."""
+    free = {"type": "object"}
+    tokenizer, _ = grammars()
+    first = form.write("f", {"a": "x", "b": "y"})
+    text = form.block([("f", {"a": "x", "b": "y"})])
+    text = text.replace(first, first.replace('"b"', '"a"').replace("=b>", "=a>"))
+    text = text.replace("<arg_key>b<", "<arg_key>a<")
+    assert allows(form, Wanted(tools=(tool("f", free),), choice="required"), text)
+    options = OutputOptions(dialect=dialect(form), tools={"f": ToolSchema("f", free)}, held=True)
+    stream = OutputStream(tokenizer.bytes, "r", 0, options)
+    delta = stream.feed([*tokenizer.encode(text, controls=True), 0], Finish.EOS)
+    assert delta is not None
+    told = "".join(part.text for part in delta.parts if isinstance(part, ArgumentsPart))
+    assert told == '{"a": "x"}'
+    assert (delta.text, delta.finish) == ("", "tool_calls")
+
+
+@pytest.mark.parametrize("name", ["a<b", "a\n", "", "x" * 257, "<think>"])
+def test_names_of_arguments_that_no_call_can_hold_are_refused(name):
+    schema = {"type": "object", "properties": {name: {"type": "string"}}}
+    tokenizer, _ = grammars()
+    wanted = Wanted(tools=(tool("f", schema),), choice="required")
+    with pytest.raises(GrammarError, match="argument name"):
+        answer_grammar(wanted, dialect(MIMO), tokenizer, reasoning=False)
+
+
 def test_what_cannot_be_compiled_is_named():
     tokenizer, found = grammars()
     for schema, word in (
