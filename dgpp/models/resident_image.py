@@ -25,7 +25,7 @@ from dgpp.checkpoint.image_file import READERS, ImageError, ImageReader, ImageWr
 from dgpp.models.account import Account
 from dgpp.models.forms import ModelForms
 from dgpp.models.shard import Shard
-from dgpp.models.sources import FLOATS, Depthwise, Extent, Linear, LoadedWeights
+from dgpp.models.sources import Depthwise, Linear, LoadedWeights, Vector
 from dgpp.models.tables import Tables
 from kernels_numba.backend import Backend, Matrix, Tensor
 from kernels_numba.images import VECTOR_FORM, ArrayShape, HeldArrays, ImageBackend
@@ -89,16 +89,8 @@ class RecordedWeights(LoadedWeights):
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         return self._kept(super().matrix(item, linears))
 
-    def vector(
-        self,
-        item: str,
-        name: str,
-        size: Extent,
-        dtypes: Sequence[str] = FLOATS,
-        *,
-        plus: float = 0.0,
-    ) -> Tensor:
-        return self._kept(super().vector(item, name, size, dtypes, plus=plus))
+    def values(self, item: str, vector: Vector) -> Tensor:
+        return self._kept(super().values(item, vector))
 
     def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
         return self._kept(super().depthwise(item, kernels, taps))
@@ -177,16 +169,8 @@ class RestoredWeights(LoadedWeights):
     def _vector_of(self, size: int) -> Tensor:
         return self._reading.take(1, size, (VECTOR_FORM,))
 
-    def vector(
-        self,
-        item: str,
-        name: str,
-        size: Extent,
-        dtypes: Sequence[str] = FLOATS,
-        *,
-        plus: float = 0.0,
-    ) -> Tensor:
-        return self._vector_of(size if isinstance(size, int) else math.prod(size))
+    def values(self, item: str, vector: Vector) -> Tensor:
+        return self._vector_of(math.prod(vector.shape))
 
     def depthwise(self, item: str, kernels: Sequence[Depthwise], taps: int) -> Tensor:
         return self._vector_of(taps * sum(kernel.own(self.shard) for kernel in kernels))

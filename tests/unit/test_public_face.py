@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,11 @@ PROMISES = re.compile(r"\b(T[O]DO|FIX[M]E|XX[X])\b")
 FOREIGN_PATHS = re.compile(r"/(wo[r]k|fa[r]m)/|[.]lib[r]ary/")
 FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 TO_BE_WRITTEN = ("toy_lm", "NAME")
@@ -105,7 +111,7 @@ def test_every_module_says_what_it_is():
     silent = [
         name(path)
         for path in MODULES
-        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+        if path.read_text().strip() and not ast.get_docstring(parsed(path))
     ]
     assert silent == []
 
@@ -116,6 +122,18 @@ def test_package_root_is_empty():
 
 def test_no_module_is_long():
     long = [name(path) for path in SOURCES if len(path.read_text().splitlines()) > 500]
+    assert long == []
+
+
+def test_no_function_is_long():
+    long = [
+        f"{name(path)}: {node.name}"
+        for path in SOURCES
+        if path.suffix == ".py"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= 60
+    ]
     assert long == []
 
 
