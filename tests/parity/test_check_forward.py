@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reference_fixtures import fixture_directory
 from typer.testing import CliRunner
 
 from dgpp.cli.check import app
@@ -37,6 +38,17 @@ def test_fixtures_are_within_their_tolerance(variant: str, extra: list[str]) -> 
     assert report["mtp_router_equal"]
     assert report["selected_equal"]
     assert all(layer["ok"] for layer in report["layers"])
+
+
+def test_blocks_and_rounded_rows_are_told() -> None:
+    result = run(fixture_directory("deepseek-v4-flash-mxfp4-fp8"))
+    assert result.exit_code == 0, result.stdout
+    plain, rounded = result.stdout.split("with rounded cache rows:")
+    for part in (plain, rounded):
+        assert "24 of 24 tokens equal" in part
+        assert "  blocks       max |error|" in part
+        assert "15 of 15 tokens equal" in part
+    assert rounded.rstrip().endswith("ok")
 
 
 def test_float32_passes_by_the_bf16_rule_too() -> None:
