@@ -110,8 +110,11 @@ def _check_layers(config: DeepseekV4Config) -> None:
     layers, ratios = config.num_hidden_layers, config.compress_ratios
     if len(ratios) < layers or any(ratios[layers:]):
         raise refuse("compress_ratios", f"is not {layers} ratios, then zeros for draft stages")
-    if any(ratio < 0 or ratio == 1 or ratio > 1 << 12 for ratio in ratios):
-        raise refuse("compress_ratios", f"has {sorted(set(ratios))}: 0 or 2..4096 are known")
+    # Blocks of the cache hold whole groups of every ratio.
+    known = {0, *(1 << n for n in range(1, 13))}
+    if not known.issuperset(ratios):
+        odd = sorted(set(ratios) - known)
+        raise refuse("compress_ratios", f"has {odd}, neither 0 nor powers of two from 2 to 4096")
     if not 0 <= config.num_hash_layers <= layers:
         raise refuse("num_hash_layers", f"is {config.num_hash_layers}, not within 0..{layers}")
 
