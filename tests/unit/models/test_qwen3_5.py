@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,48 @@ def test_a_release_of_mixed_formats_is_read_from_its_groups() -> None:
     for module in ("linear_attn.in_proj_b", "linear_attn.conv1d"):
         assert config.format(f"{layer}.{module}") is BF16
     assert config.format("mtp.layers.0.mlp.up_proj") is config.format("mtp.fc") is BF16
+
+
+def packed(tensors) -> None:
+    """The fixture's matrices as the release of mixed formats has them, all zero."""
+    config = parse({**small(), "quantization_config": NVFP4["quantization_config"]})
+    for name in [name for name in tensors if name.endswith(".weight")]:
+        _, shape, _ = tensors[name]
+        module = name.removesuffix(".weight")
+        if len(shape) != 2 or config.format(module) is BF16:
+            continue
+        del tensors[name]
+        for stored in config.format(module).tensors(*shape):
+            width = {"F32": 4, "BF16": 2}.get(stored.dtypes[0], 1)
+            blob = bytes(width * math.prod(stored.shape))
+            tensors[stored.name_of(module)] = [stored.dtypes[0], list(stored.shape), blob]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        None,
+        "lm_head.weight_scale",
+        "model.language_model.layers.0.mlp.gate_proj.weight_global_scale",
+        "model.language_model.layers.1.mlp.down_proj.weight_packed",
+        "model.language_model.layers.3.self_attn.v_proj.weight_scale",
+        "model.language_model.layers.0.linear_attn.out_proj.weight",
+    ],
+)
+def test_a_release_of_mixed_formats_binds_whole(tmp_path: Path, name: str | None) -> None:
+    def change(tensors) -> None:
+        packed(tensors)
+        if name is not None:
+            del tensors[name]
+
+    directory = changed(tmp_path, change)
+    config = {**small(), "quantization_config": NVFP4["quantization_config"]}
+    (directory / "config.json").write_text(json.dumps(config))
+    if name is None:
+        bind(directory, drafts=True)
+        return
+    with pytest.raises(CheckpointError, match=f"tensor {name} is missing"):
+        bind(directory)
 
 
 @pytest.mark.parametrize(
