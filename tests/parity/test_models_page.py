@@ -24,7 +24,8 @@ def parameters(test) -> list:
 def worlds_compared() -> dict[str, set[int]]:
     """The worlds in which each fixture is compared."""
     found = {name: set(worlds) for name, worlds in test_families.FIXTURES.items()}
-    for name in test_every_array.FAMILIES:
+    layer_by_layer = parameters(test_families.test_layer_by_layer)
+    for name in (*test_every_array.FAMILIES, *layer_by_layer):
         found.setdefault(name, set()).add(1)
     for variant, world, _ in parameters(
         test_world_forward.test_fixtures_are_within_their_tolerance_in_a_world
