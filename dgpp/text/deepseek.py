@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from dgpp.text.calls.format import DSML_V4, DSML_V41, ToolFormat
@@ -180,12 +182,9 @@ class DeepSeekTemplate:
         for message in turns:
             role = message["role"]
             if role in ("user", "tool"):
-                if role == "user" and not self._version.turns and _user_waits(waiting):
-                    texts = (waiting.pop()["content"], message["content"])
-                    message = {"role": role, "content": "\n\n".join(filter(None, texts))}
                 waiting.append(message)
                 continue
-            yield _user_turn(waiting, order)
+            yield _user_turn(waiting, order, merged=not self._version.turns)
             waiting = []
             if role == "system":
                 yield f"{_SYSTEM}{message['content']}"
@@ -195,7 +194,7 @@ class DeepSeekTemplate:
                 yield self._answer(message, kept=kept)
             else:
                 raise TemplateError(f"the role {role} is unknown")
-        yield _user_turn(waiting, order)
+        yield _user_turn(waiting, order, merged=not self._version.turns)
 
     def _answer(self, message: Mapping[str, Any], *, kept: bool) -> str:
         thought = f"<think>{message.get('reasoning_content') or ''}" if kept else ""
@@ -207,21 +206,21 @@ class DeepSeekTemplate:
         return text + _END
 
 
-def _user_waits(waiting: Sequence[Mapping[str, Any]]) -> bool:
-    return bool(waiting) and waiting[-1]["role"] == "user"
-
-
-def _user_turn(messages: Sequence[Mapping[str, Any]], order: Mapping[Any, int]) -> str:
-    """What the user and tools said up to the next answer, results in the `order` of their calls."""
+def _user_turn(
+    messages: Sequence[Mapping[str, Any]], order: Mapping[Any, int], *, merged: bool
+) -> str:
+    """What the user and tools said up to the next answer, results in the `order` of their calls.
+    `merged`: neighbours of the user's are one text, to which an empty one adds nothing."""
     if not messages:
         return ""
     results = [m for m in messages if m["role"] == "tool"]
     results.sort(key=lambda m: order.get(m.get("tool_call_id"), 0))
     ordered = iter(results)
-    texts = []
-    for message in messages:
-        if message["role"] == "tool":
-            texts.append(f"<tool_result>{next(ordered)['content']}</tool_result>")
+    texts: list[str] = []
+    for role, run in groupby(messages, itemgetter("role")):
+        said = [message["content"] for message in run]
+        if role == "tool":
+            texts += (f"<tool_result>{next(ordered)['content']}</tool_result>" for _ in said)
         else:
-            texts.append(message["content"])
+            texts += ["\n\n".join(filter(None, said))] if merged else said
     return _USER + "\n\n".join(texts)

@@ -10,6 +10,8 @@ from dgpp.text.calls.format import Pattern, ToolFormat
 from dgpp.text.calls.values import ToolSchema, is_json, json_string, json_value
 
 STRING = frozenset({"string"})
+JSON_ENDS = frozenset(b'"]}el0123456789'[at : at + 1] for at in range(15))
+"""With what a value can end: most places where it does not are told by their last byte."""
 _decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -250,6 +252,8 @@ class _Value:
         """Whether the value can be over with `more`: as JSON, where it can be nothing else."""
         if self._streams or "string" in self._types:
             return True
+        if more.rstrip()[-1:] not in JSON_ENDS:
+            return not more.strip() and is_json("".join(self._kept))
         return is_json("".join(self._kept) + more.decode("utf-8", "replace"))
 
     def end(self, *, whole: bool) -> list[Event]:
