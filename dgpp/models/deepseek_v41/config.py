@@ -61,6 +61,7 @@ class DeepseekV41Config(msgspec.Struct, frozen=True):
     """The sizes of a deepseek_v41 text model, under the names of config.json.
 
     `rounded`: cached rows are rounded to the codes that the release keeps them in; no file says so.
+    `image_token_id` stands beside the text model's fields; -1 where there is none.
     """
 
     vocab_size: int
@@ -110,6 +111,7 @@ class DeepseekV41Config(msgspec.Struct, frozen=True):
     dspark_markov_rank: int = 0
     dspark_n_routed_experts: int = 0
     dspark_num_experts_per_tok: int = 0
+    image_token_id: int = -1
     rounded: bool = True
 
     @property
@@ -230,7 +232,7 @@ def parse(config: dict[str, Any]) -> DeepseekV41Config:
         DeepseekV41Config,
         "deepseek_v41",
         fixed=FIXED,
-        derived={"rounded": True},
+        derived={"rounded": True, "image_token_id": raw.get("image_token_id", -1)},
     )
     _check(parsed)
     return parsed

@@ -37,12 +37,12 @@ def classes_of(config: DeepseekV41Config, source: WeightSource) -> npt.NDArray[n
 def engram_shapes(
     config: DeepseekV41Config, classes: npt.NDArray[np.int32]
 ) -> dict[int, NgramShape]:
-    """By layer, how its table's rows are found."""
+    """By layer, how its table's rows are found. No n-gram reaches over an image."""
     pad = int(classes[config.engram_pad_token_id])
     parts = zip(config.engram_layer_ids, primes(config), config.engram_num_embeddings, strict=True)
     return {
         layer: NgramShape(
-            NgramHash(multipliers(config, layer), part, pad, classes=classes),
+            NgramHash(multipliers(config, layer), part, pad, config.image_token_id, classes),
             config.engram_head_dim,
             total,
         )

@@ -17,6 +17,7 @@ from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.deepseek_v41.config import exact, parse
+from dgpp.models.deepseek_v41.engram import engram_shapes
 from dgpp.models.deepseek_v41.engram_tables import multipliers, primes, token_classes
 from dgpp.models.deepseek_v41.model import DeepseekV41Model
 from dgpp.models.inspection import inspect_checkpoint
@@ -113,6 +114,11 @@ def test_hashes_of_the_release() -> None:
     assert [sum(part) for part in primes(config)] == [384006168, 384016682]
     assert multipliers(config, 1)[0] == 76632096046245
     assert multipliers(config, 14)[3] == 82619226485591
+    shapes = engram_shapes(config, np.arange(129280, dtype=np.int32) % 99092)
+    assert {layer: (shape.how.pad, shape.how.reset) for layer, shape in shapes.items()} == {
+        1: (2, 129264),
+        14: (2, 129264),
+    }
 
 
 def test_another_number_of_rows_or_classes_is_refused(fixture: Path) -> None:
