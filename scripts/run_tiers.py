@@ -40,6 +40,7 @@ BUDGET_S = {
 }
 COMPILERS = ("g++", "clang++")
 EMULATED = {"DGPP_TEST_EMULATED": "1"}
+_SCORED = "tests/parity/test_scored_prompts.py::test_an_answer_read_as_a_prompt_has_its_numbers"
 _FIXTURE = "tests/gpu/test_fixtures.py::test_a_fixture_is_as_near_as_bf16_allows"
 MORE = {
     "emulated": [
@@ -48,6 +49,7 @@ MORE = {
         f"{_FIXTURE}[glm-4.7-bf16-per-layer]",
         f"{_FIXTURE}[glm-4.7-nvfp4-per-layer]",
         "tests/parity/test_exactness.py::test_decode_equals_prefill_bit_for_bit",
+        f"{_SCORED}[cuda-glm-4.7-bf16]",
     ]
 }
 """What a tier runs beside its own folder."""

@@ -100,7 +100,7 @@ def test_a_world_tells_the_same_on_every_rank() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_was_said_of_an_answer_is_said_of_it_as_a_prompt(name: str, backend_name) -> None:
+def test_an_answer_read_as_a_prompt_has_its_numbers(name: str, backend_name) -> None:
     ids, _ = reference(name)
     served = Served(build(name, backend_name, depth=int(backend_name == "cuda")))
     served.tick(Submit("answer-0", pack_ids(ids), 6, GREEDY))

@@ -11,6 +11,9 @@ from dgpp.serve.completions import parse_completion
 from dgpp.serve.errors import ApiError
 from dgpp.serve.request import GenerationRequest
 from dgpp.serve.served import ServedModel
+from dgpp.serve.submission import Submission, submission
+from dgpp.text.codec import TextCodec
+from tests.unit.serve.test_tools import codec as codec
 
 
 def parse(model: ServedModel, **fields: Any) -> GenerationRequest:
@@ -100,6 +103,37 @@ def test_echo_with_logprobs_needs_a_model_that_scores(model: ServedModel) -> Non
     with pytest.raises(ApiError) as caught:
         parse(without, prompt="a", echo=True, logprobs=1)
     assert (caught.value.param, caught.value.code) == ("echo", "unsupported_parameter")
+
+
+def test_what_is_told_of_prompts_has_a_bound(model: ServedModel, codec: TextCodec) -> None:
+    def asked(count: int, **fields: Any) -> Submission:
+        prompt = [65] * count
+        request = parse(model, prompt=prompt, n=64, echo=True, max_tokens=0, **fields)
+        return submission(request, 1, codec, model, 0.0)
+
+    found = asked(1024, logprobs=2)
+    assert {(s.scored, s.max_tokens, s.uses_cache) for s in found.submits} == {(2, 0, False)}
+    assert found.output.scored
+    with pytest.raises(ApiError, match="65600 prompt tokens, the limit is 65536") as caught:
+        asked(1025, logprobs=2)
+    assert (caught.value.status, caught.value.param) == (400, "prompt")
+    # To repeat a prompt is no more than to send it.
+    plain = asked(1025)
+    assert {(s.scored, s.uses_cache) for s in plain.submits} == {(-1, True)}
+    assert plain.output.repeats_prompt
+    assert not plain.output.scored
+
+
+def test_a_prompt_may_fill_the_context_where_nothing_is_to_follow(
+    model: ServedModel, codec: TextCodec
+) -> None:
+    full = parse(model, prompt=[65] * model.request_limit, max_tokens=0)
+    assert submission(full, 1, codec, model, 0.0).submits[0].max_tokens == 0
+    for most in (None, 1):
+        over = parse(model, prompt=[65] * model.request_limit, max_tokens=most)
+        with pytest.raises(ApiError) as caught:
+            submission(over, 1, codec, model, 0.0)
+        assert caught.value.code == "context_length_exceeded"
 
 
 def test_wrong_logprobs(model: ServedModel) -> None:
