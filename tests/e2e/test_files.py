@@ -49,6 +49,12 @@ def test_a_file_is_kept_read_listed_and_deleted(client, server):
     asked = [{"role": "user", "content": [part]}]
     answer = client.responses.create(model=server.model(), input=asked, max_output_tokens=1)
     assert answer.usage.input_tokens == expected
+    counts = []
+    for block in ({"type": "document", "source": {"type": "file", "file_id": file.id}}, shown):
+        body = {"model": server.model(), "messages": [{"role": "user", "content": [block]}]}
+        counts.append(server.post("/v1/messages/count_tokens", body))
+    assert counts[0] == counts[1]
+    assert counts[0][0] == 200
     assert client.files.delete(file.id).deleted
     assert client.files.list().data == []
     with pytest.raises(openai.NotFoundError) as caught:

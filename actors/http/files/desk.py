@@ -80,7 +80,9 @@ class FileDesk:
                 limit = self.file_inputs.max_request_bytes
                 message = f"The files of one request may have max_request_bytes = {limit} bytes"
                 raise file_too_large(message, part.path)
-            text = await self._text(filename, data, part.path)
+            text = part.text
+            if text is None:
+                text = await self._text(filename, data, part.path)
             characters += len(text)
             if characters > limits.DOCUMENT_CHARS:
                 message = f"The text of its files has over {limits.DOCUMENT_CHARS} characters"
@@ -88,12 +90,14 @@ class FileDesk:
             part.fill(filename, text)
 
     async def _data(self, part: FilePart) -> tuple[str, bytes]:
+        if part.text is not None:
+            return part.filename, b""
         if part.file_id is not None:
             at = f"{part.path}.file_id"
             stored = await _off_loop(self._store.get, part.file_id, at)
             return stored.filename, await _off_loop(self._store.content, part.file_id, at)
         assert part.data is not None
-        at = f"{part.path}.file_data"
+        at = f"{part.path}.{'data' if part.part['type'] == 'document' else 'file_data'}"
         self._check_size(len(part.data) * 3 // 4 - 2, at)
         return part.filename, await _off_loop(decode_data, part.data, at)
 

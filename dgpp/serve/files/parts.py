@@ -22,10 +22,19 @@ TEXT_SUFFIXES = frozenset(
 """Names that end so are text, in UTF-8."""
 
 _DATA_URI = re.compile(r"data:[^,;]*(?:;[^,;]*)*;base64,")
+_KINDS: dict[Kind, tuple[str, str]] = {
+    "chat": ("messages", "file"),
+    "responses": ("input", "input_file"),
+    "messages": ("messages", "document"),
+}
+"""Where the turns of a request are, and what its file parts are called."""
+
+_MEDIA = {"application/pdf": "document.pdf", "text/plain": "document.txt"}
+"""Media types of Anthropic's documents, and what those without a title are called."""
 
 
 class FilePart(NamedTuple):
-    """One file of a request. Exactly one of `file_id` and `data` (base64) is given.
+    """One file of a request. Exactly one of `file_id`, `data` (base64) and `text` is given.
 
     `part` is the content part in the request's own object, which `fill` turns into text; `path` is
     where its members stand."""
@@ -35,10 +44,11 @@ class FilePart(NamedTuple):
     filename: str
     file_id: str | None
     data: str | None
+    text: str | None = None
 
     def fill(self, filename: str, text: str) -> None:
         """Put `text` in the place of the file."""
-        kind = "text" if self.part["type"] == "file" else "input_text"
+        kind = "input_text" if self.part["type"] == "input_file" else "text"
         self.part.clear()
         shown = f"\n[Document: {filename}]\n{text}\n[End document]\n"
         self.part.update({"type": kind, "text": shown})
@@ -47,14 +57,9 @@ class FilePart(NamedTuple):
 def file_parts(kind: Kind, fields: Fields) -> list[FilePart]:
     """The file parts of users' turns, in order. Raises ApiError naming the member at fault; what is
     malformed otherwise is left for the parser of `kind`."""
-    name, wanted = {"chat": ("messages", "file"), "responses": ("input", "input_file")}.get(
-        kind, ("", "")
-    )
-    found = []
-    for path, part in _parts(fields, name):
-        if part.get("type") == wanted:
-            found.append(_file_part(part, path))
-    return found
+    name, wanted = _KINDS.get(kind, ("", ""))
+    read = _document if kind == "messages" else _file_part
+    return [read(part, path) for path, part in _parts(fields, name) if part.get("type") == wanted]
 
 
 def _parts(fields: Fields, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -87,6 +92,28 @@ def _file_part(part: dict[str, Any], path: str) -> FilePart:
             raise invalid_file(f"{given.path('filename')} is required", given.path("filename"))
         check_filename(name, given.path("filename"))
     return FilePart(part, at, name or "", number, data)
+
+
+def _document(part: dict[str, Any], path: str) -> FilePart:
+    """Anthropic's: a `source` of type base64, text or file, and perhaps a `title`."""
+    outer = Fields(part, path)
+    source = outer.object("source")
+    if source is None:
+        raise invalid(f"{outer.path('source')} is required", outer.path("source"))
+    title, at = outer.text("title"), outer.path("source")
+    kind = source.one_of("type", ("base64", "text", "file"))
+    if kind == "file":
+        return FilePart(part, at, "", source.needed_text("file_id"), None)
+    media = source.text("media_type") or ""
+    if kind is None or media not in _MEDIA or (kind == "text" and media != "text/plain"):
+        raise invalid_file(f"{at} must be base64, of {' or '.join(_MEDIA)}, text, or file", at)
+    name = check_filename(title or _MEDIA[media], outer.path("title"))
+    if media == "text/plain" and not name.lower().endswith(".txt"):
+        name += ".txt"
+    data = source.needed_text("data")
+    if kind == "text":
+        return FilePart(part, at, name, None, None, data)
+    return FilePart(part, at, name, None, data)
 
 
 def decode_data(data: str, param: str) -> bytes:

@@ -100,4 +100,10 @@ def _text_format(fields: Fields) -> JsonAnswer | None:
         raise invalid(f"{form.path('type')} is required", form.path("type"))
     if kind == "json_schema":
         return json_schema_answer(form)
+    # This form is flat: what belongs to a schema may stand beside another type, and must be sound.
+    form.text("name")
+    form.text("description")
+    form.boolean("strict")
+    if not isinstance(form.get("schema"), (dict, bool, type(None))):
+        raise invalid(f"{form.path('schema')} must be a schema", form.path("schema"))
     return JsonAnswer("{}") if kind == "json_object" else None

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dgpp.serve.anthropic.request import parse_messages
 from dgpp.serve.chat import parse_chat
 from dgpp.serve.errors import ApiError
 from dgpp.serve.fields import Fields
@@ -115,6 +116,40 @@ def test_responses_have_it_flat():
     found.fill("a.py", "x = 1")
     [message] = parse_response(fields, "r", MODEL).messages
     assert message.content == "\n[Document: a.py]\nx = 1\n[End document]\n"
+
+
+def documents(*parts):
+    messages = [{"role": "user", "content": list(parts)}]
+    return Fields({"model": "m", "max_tokens": 1, "messages": messages})
+
+
+def test_anthropics_documents_have_a_source():
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+    plain = {"type": "text", "media_type": "text/plain", "data": "Quokka"}
+    fields = documents(
+        {"type": "document", "source": pdf, "title": "Report"},
+        {"type": "document", "source": plain},
+        {"type": "document", "source": {"type": "file", "file_id": "file-1"}},
+    )
+    found = file_parts("messages", fields)
+    assert [part.filename for part in found] == ["Report", "document.txt", ""]
+    assert [part.data for part in found] == ["JVBERi0=", None, None]
+    assert [part.text for part in found] == [None, "Quokka", None]
+    assert [part.file_id for part in found] == [None, None, "file-1"]
+    for part in found:
+        part.fill("n", "t")
+    [message] = parse_messages(fields, "r", MODEL).messages
+    assert message.content == "\n".join(["\n[Document: n]\nt\n[End document]\n"] * 3)
+    for source in (
+        {},
+        {"type": "url", "url": "http://a"},
+        {"type": "base64", "media_type": "image/png", "data": "AA=="},
+        {"type": "text", "media_type": "application/pdf", "data": "x"},
+    ):
+        body = documents({"type": "document", "source": source})
+        with pytest.raises(ApiError) as caught:
+            file_parts("messages", body)
+        assert str(caught.value.param).startswith("messages[0].content[0].source")
 
 
 @pytest.mark.parametrize(
