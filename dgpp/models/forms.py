@@ -10,7 +10,7 @@ from kernels_numba.weights import Form
 
 DENSE = frozenset({"attention", "mlp", "shared experts", "head"})
 """Items of the plan whose bf16 matrices `dense_weights: fp8` encodes."""
-STREAMED = DENSE | {"experts", "indexer", "delta gates"}
+STREAMED = DENSE | {"experts", "indexer", "delta gates", "gated residual", "compressor"}
 """Items of the plan that a step reads whole, which `bf16_weights: bf12` packs."""
 
 
