@@ -37,7 +37,8 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a check runs. `per_layer` feeds each layer the reference's own input, so that errors do
     not add up. `threads` are each rank's; rank r of a `world` takes GPU r, as far as there are.
     Tables of n-grams are `mapped` or copied, from the directory `tables` where the checkpoint has
-    none."""
+    none. `forms` are those that the model is held in, but for rounded rows, which are checked
+    where there are values of them."""
 
     threads: int = 2
     per_layer: bool = False
@@ -47,6 +48,7 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     embed_sharding: str = "replicated"
     mapped: bool = False
     tables: Path | None = None
+    forms: ModelForms = AS_STORED
 
 
 def engine_limits(config: dict[str, object], tokens: int, prefill: str = "exact") -> EngineLimits:
@@ -232,6 +234,8 @@ class _How(NamedTuple):
 
     def check(self, prefix: str, forms: ModelForms, prefill: str = "exact") -> ForwardReport:
         """Of the arrays that begin with `prefix`."""
+        held = self.options.forms
+        forms = msgspec.structs.replace(held, rounded_rows=forms.rounded_rows)
         checkpoint, whole, tolerances, options = self
         expected = whole.part(prefix)
         tokens = len(expected["ids"]) + len(_answer(expected))

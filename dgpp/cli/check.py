@@ -136,6 +136,15 @@ def check_forward(
         str, typer.Option(help="N-gram tables in memory or on disk: resident or mmap.")
     ] = "resident",
     ngram_table_model: TablesOption = None,
+    dense_weights: Annotated[
+        str, typer.Option(help="Form of dense bf16 weights: checkpoint or fp8.")
+    ] = "checkpoint",
+    bf16_weights: Annotated[
+        str, typer.Option(help="Form of bf16 weights: checkpoint or bf12.")
+    ] = "checkpoint",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Form of cached context: bf16, fp8 or fp4.")
+    ] = "bf16",
     target: TargetOption = None,
 ) -> None:
     """Per-layer and logits error, greedy, router and draft agreement; exit 1 beyond tolerance."""
@@ -143,11 +152,15 @@ def check_forward(
     from dgpp.check.expected import stated_tables, stated_tolerances, uniform_tolerances
     from dgpp.check.forward import CheckOptions, open_and_check
     from dgpp.engine.backends import choose_backend
+    from dgpp.models.forms import ModelForms
 
     _one_of("--backend", backend, "auto", "cpu", "cuda")
     _one_of("--rule", rule, "auto", "float32", "bf16")
     _one_of("--embed-sharding", embed_sharding, "replicated", "vocab")
     _one_of("--ngram-table", ngram_table, "resident", "mmap")
+    _one_of("--dense-weights", dense_weights, "checkpoint", "fp8")
+    _one_of("--bf16-weights", bf16_weights, "checkpoint", "bf12")
+    _one_of("--kv-dtype", kv_dtype, "bf16", "fp8", "fp4")
     chosen, _ = choose_backend(backend)
     tolerances = stated_tolerances(expected)
     if tolerances is None and tolerance is None:
@@ -162,6 +175,7 @@ def check_forward(
         embed_sharding=embed_sharding,
         mapped=ngram_table == "mmap",
         tables=ngram_table_model or stated_tables(expected),
+        forms=ModelForms(dense_weights=dense_weights, bf16_weights=bf16_weights, kv_dtype=kv_dtype),
     )
     report: ForwardReport | DrafterReport
     if target is None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dgpp.check.forward import engine_limits
+from dgpp.check.expected import Expected, stated_tolerances
+from dgpp.check.forward import CheckOptions, check_checkpoint, engine_limits
 from dgpp.check.trace import Trace
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.config.engine_settings import RopeScaling
@@ -175,3 +176,19 @@ def test_packed_context_moves_logits_by_a_share_of_their_spread(name, kv_dtype, 
     error = np.abs(logits_of(packed) - wanted).mean() / wanted.std()
     assert 0 < error < most
     assert held.pools.block_bytes < 0.6 * engine.pools.block_bytes
+
+
+def test_a_check_holds_the_model_as_it_is_told() -> None:
+    def report(**forms: str):
+        options = CheckOptions(threads=1, forms=ModelForms(**forms))
+        file = QWEN / "expected.npz"
+        tolerances = stated_tolerances(file)
+        assert tolerances is not None
+        return check_checkpoint(Checkpoint(QWEN), Expected(file), tolerances, options)
+
+    assert report(bf16_weights="bf12").ok
+    packed = report(kv_dtype="fp8")
+    assert not packed.ok
+    # The fourth layer is the first that keeps keys and values.
+    hidden = [failure for failure in packed.failures if failure.startswith("hidden after")]
+    assert hidden[0].startswith("hidden after layer 3")

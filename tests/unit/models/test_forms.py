@@ -13,7 +13,7 @@ from model_fixtures import FIXTURES, release
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
-from dgpp.checkpoint.draft_vocab import read_draft_vocab
+from dgpp.checkpoint.draft_vocab import choose_draft_vocab, read_draft_vocab
 from dgpp.config.engine_settings import RopeScaling
 from dgpp.errors import ConfigError
 from dgpp.models.dummy_weights import DummyWeights
@@ -273,3 +273,24 @@ def test_a_context_that_is_not_kept_so_is_refused(name: str, kv_dtype: str) -> N
         f"engine.kv_dtype: {kv_dtype} does not apply to {family}, whose context is kept in "
         "bf16 or fp8"
     )
+
+
+TOKENIZER = json.loads((FIXTURES / "tiny-chat" / "tokenizer.json").read_text())
+
+
+def test_a_draft_vocabulary_has_the_most_frequent_merges() -> None:
+    vocab, merges = TOKENIZER["model"]["vocab"], TOKENIZER["model"]["merges"]
+    added = {token["id"] for token in TOKENIZER["added_tokens"]}
+    letters = {number for text, number in vocab.items() if len(text) == 1}
+    size = len(added | letters) + 9
+    ids = choose_draft_vocab(TOKENIZER, size).tolist()
+    made = {vocab["".join(pair)] for pair in merges[:9]}
+    assert ids == sorted(added | letters | made)
+    old = {"model": TOKENIZER["model"] | {"merges": [" ".join(pair) for pair in merges]}}
+    assert set(choose_draft_vocab(TOKENIZER | old, size)) == set(ids)
+    everything = choose_draft_vocab(TOKENIZER, 10**6)
+    assert len(everything) == len(added | set(vocab.values()))
+    with pytest.raises(ConfigError, match="10 ids are fewer than"):
+        choose_draft_vocab(TOKENIZER, 10)
+    with pytest.raises(ConfigError, match="the tokenizer is no BPE"):
+        choose_draft_vocab({"model": {"type": "Unigram"}}, 10)
