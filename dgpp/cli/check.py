@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -15,6 +15,9 @@ TablesOption = Annotated[
     Path | None,
     typer.Option(help="Checkpoint directory that holds the n-gram table, where it is another."),
 ]
+DenseOption = Annotated[str, typer.Option(help="Dense bf16 weights as: checkpoint or fp8.")]
+Bf16Option = Annotated[str, typer.Option(help="bf16 weights as: checkpoint or bf12.")]
+KvOption = Annotated[str, typer.Option(help="Cached context as: bf16, fp8 or fp4.")]
 TargetOption = Annotated[
     Path | None, typer.Option(help="Checkpoint directory of a block drafter's target.")
 ]
@@ -110,6 +113,13 @@ def _one_of(flag: str, value: str, *known: str) -> None:
         _refuse(f"{flag}: {value!r} is not one of {', '.join(known)}")
 
 
+def _forms(dense_weights: str, bf16_weights: str, kv_dtype: str) -> dict[str, Any]:
+    _one_of("--dense-weights", dense_weights, "checkpoint", "fp8")
+    _one_of("--bf16-weights", bf16_weights, "checkpoint", "bf12")
+    _one_of("--kv-dtype", kv_dtype, "bf16", "fp8", "fp4")
+    return {"dense_weights": dense_weights, "bf16_weights": bf16_weights, "kv_dtype": kv_dtype}
+
+
 @app.command("forward")
 def check_forward(
     checkpoint: Annotated[Path, typer.Option(help="Checkpoint directory.")],
@@ -136,15 +146,9 @@ def check_forward(
         str, typer.Option(help="N-gram tables in memory or on disk: resident or mmap.")
     ] = "resident",
     ngram_table_model: TablesOption = None,
-    dense_weights: Annotated[
-        str, typer.Option(help="Form of dense bf16 weights: checkpoint or fp8.")
-    ] = "checkpoint",
-    bf16_weights: Annotated[
-        str, typer.Option(help="Form of bf16 weights: checkpoint or bf12.")
-    ] = "checkpoint",
-    kv_dtype: Annotated[
-        str, typer.Option(help="Form of cached context: bf16, fp8 or fp4.")
-    ] = "bf16",
+    dense_weights: DenseOption = "checkpoint",
+    bf16_weights: Bf16Option = "checkpoint",
+    kv_dtype: KvOption = "bf16",
     target: TargetOption = None,
 ) -> None:
     """Per-layer and logits error, greedy, router and draft agreement; exit 1 beyond tolerance."""
@@ -158,9 +162,7 @@ def check_forward(
     _one_of("--rule", rule, "auto", "float32", "bf16")
     _one_of("--embed-sharding", embed_sharding, "replicated", "vocab")
     _one_of("--ngram-table", ngram_table, "resident", "mmap")
-    _one_of("--dense-weights", dense_weights, "checkpoint", "fp8")
-    _one_of("--bf16-weights", bf16_weights, "checkpoint", "bf12")
-    _one_of("--kv-dtype", kv_dtype, "bf16", "fp8", "fp4")
+    forms = _forms(dense_weights, bf16_weights, kv_dtype)
     chosen, _ = choose_backend(backend)
     tolerances = stated_tolerances(expected)
     if tolerances is None and tolerance is None:
