@@ -15,6 +15,12 @@ TablesOption = Annotated[
     Path | None,
     typer.Option(help="Checkpoint directory that holds the n-gram table, where it is another."),
 ]
+ToleranceOption = Annotated[
+    float | None, typer.Option(help="Absolute tolerance where no index.json states one.", min=0.0)
+]
+RuleOption = Annotated[
+    str, typer.Option(help="What is near enough: float32, bf16, or auto: as the backend computes.")
+]
 DenseOption = Annotated[str, typer.Option(help="Dense bf16 weights as: checkpoint or fp8.")]
 Bf16Option = Annotated[str, typer.Option(help="bf16 weights as: checkpoint or bf12.")]
 KvOption = Annotated[str, typer.Option(help="Cached context as: bf16, fp8 or fp4.")]
@@ -125,17 +131,11 @@ def check_forward(
     checkpoint: Annotated[Path, typer.Option(help="Checkpoint directory.")],
     expected: Annotated[Path, typer.Option(help="Reference values (.npz).")],
     backend: Annotated[str, typer.Option(help="Backend to run on: cpu, cuda or auto.")] = "cpu",
-    tolerance: Annotated[
-        float | None,
-        typer.Option(help="Absolute tolerance where no index.json states one.", min=0.0),
-    ] = None,
+    tolerance: ToleranceOption = None,
     per_layer: Annotated[
         bool, typer.Option("--per-layer", help="Feed each layer the reference's own input.")
     ] = False,
-    rule: Annotated[
-        str,
-        typer.Option(help="What is near enough: float32, bf16, or auto: as the backend computes."),
-    ] = "auto",
+    rule: RuleOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     threads: Annotated[int, typer.Option(help="Kernel threads of each rank.", min=1)] = 2,
     world: Annotated[int, typer.Option(help="Ranks, all on this host.", min=1, max=64)] = 1,
@@ -177,7 +177,7 @@ def check_forward(
         embed_sharding=embed_sharding,
         mapped=ngram_table == "mmap",
         tables=ngram_table_model or stated_tables(expected),
-        forms=ModelForms(dense_weights=dense_weights, bf16_weights=bf16_weights, kv_dtype=kv_dtype),
+        forms=ModelForms(**forms),
     )
     report: ForwardReport | DrafterReport
     if target is None:
