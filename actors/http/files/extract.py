@@ -100,4 +100,4 @@ class Extractor:
             return [program, "-enc", "UTF-8", "-layout", str(path), "-"]
         if importlib.util.find_spec("pypdf") is None:
             raise extractor_missing(command, param)
-        return [sys.executable, "-m", "dgpp.serve.files.pdf_child", str(path)]
+        return [sys.executable, "-P", "-m", "actors.http.files.pdf_child", str(path)]

@@ -1,4 +1,4 @@
-"""`python -m dgpp.serve.files.pdf_child FILE`: the text of a PDF to standard output, by pypdf.
+"""`python -m actors.http.files.pdf_child FILE`: the text of a PDF to standard output, by pypdf.
 
 A process of its own: what a document makes of time and memory ends with it. Exit status 1 says that
 the file is no PDF that can be read.
