@@ -16,7 +16,7 @@ SHARED = frozenset(
     {"model", "stream", "stream_options", "sse_ping_interval", "stop", "seed", "max_tokens"}
     | {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"}
     | {"frequency_penalty", "logit_bias", "logprobs", "n", "ignore_eos", "prefix_cache"}
-    | {"min_tokens", "priority", "timeout_s"}
+    | {"cache_prompt", "min_tokens", "priority", "timeout_s"}
 )
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -34,11 +34,20 @@ def shared_options(fields: Fields, model: ServedModel, logprobs: int) -> dict[st
         "seed": fields.integer("seed", -(2**63), 2**63 - 1),
         "stop": _stop(fields),
         "ignore_eos": fields.boolean("ignore_eos"),
-        "prefix_cache": fields.boolean("prefix_cache", default=True),
+        "prefix_cache": _prefix_cache(fields),
         "timeout_s": _timeout(fields),
         "priority": fields.integer("priority", -limits.PRIORITY, limits.PRIORITY) or 0,
         **_streaming(fields, model),
     }
+
+
+def _prefix_cache(fields: Fields) -> bool:
+    """By either of the names that clients have for it."""
+    told = fields.boolean("cache_prompt", default=True)
+    wanted = fields.boolean("prefix_cache", default=told)
+    if wanted != told and fields.get("cache_prompt") is not None:
+        raise invalid("prefix_cache and cache_prompt contradict each other", "cache_prompt")
+    return wanted
 
 
 def _timeout(fields: Fields) -> float | None:

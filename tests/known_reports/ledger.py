@@ -2,7 +2,8 @@
 
 A number is a line of our own list of such reports, `threads` are where they were told. `@report(n)`
 marks a test of this folder as one of number n. `covered` names tests elsewhere that would fail if
-the fault were here; `elsewhere` says why no test on a CPU could. `test_ledger.py` checks all of it.
+the fault were here; `elsewhere` says what no test here could see, and why. `test_ledger.py` checks
+all of it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _SAMPLER = "unit/sample/test_sampler.py::"
 _JOURNAL = "unit/net/test_journal_world.py::"
 _DISK = "e2e/test_disk_tier.py::"
 _ADMISSION = "e2e/test_cache_and_admission.py::"
+_DRAFTS = "the half of it that wants drafts in service: speculation is not served yet"
 _FABRIC = "RoCE: the RDMA transport is not served yet"
 
 REPORTS: dict[int, Report] = {
@@ -160,14 +162,18 @@ REPORTS: dict[int, Report] = {
         "CVE-2026-34756", ("e2e/test_openai_client.py::test_errors_are_the_clients_own_kinds",)
     ),
     # Prefix cache, clients that leave.
-    73: Report("vllm#53912, #43559", (_CACHED + "test_any_conversation_is_what_it_would_be_cold",)),
+    73: Report(
+        "vllm#53912, #43559", (_CACHED + "test_any_conversation_is_what_it_would_be_cold",), _DRAFTS
+    ),
     74: Report(
         "a snapshot after a step of several tokens",
         ("unit/sched/test_scheduler_cache.py::test_any_load_reads_its_own_tokens_and_ends_clean",),
+        _DRAFTS,
     ),
     75: Report(
         "vllm#39273",
         ("unit/sched/test_scheduler_cache.py::test_any_load_reads_its_own_tokens_and_ends_clean",),
+        _DRAFTS,
     ),
     76: Report(
         "vllm#54360, #53505, LMCache#4247, tonyd2wild/GLM-5.3",

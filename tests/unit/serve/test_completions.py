@@ -105,6 +105,31 @@ def test_echo_with_logprobs_needs_a_model_that_scores(model: ServedModel) -> Non
     assert (caught.value.param, caught.value.code) == ("echo", "unsupported_parameter")
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, True),
+        ({"cache_prompt": False}, False),
+        ({"cache_prompt": True}, True),
+        ({"prefix_cache": False}, False),
+        ({"prefix_cache": False, "cache_prompt": False}, False),
+        ({"prefix_cache": False, "cache_prompt": None}, False),
+    ],
+)
+def test_the_cache_may_be_left_out_by_either_name(
+    model: ServedModel, given: dict[str, Any], wanted: bool
+) -> None:
+    found = parse(model, prompt="a", **given)
+    assert (found.prefix_cache, found.ignored) == (wanted, 0)
+
+
+def test_two_names_must_agree(model: ServedModel) -> None:
+    for either in (True, False):
+        with pytest.raises(ApiError) as caught:
+            parse(model, prompt="a", prefix_cache=either, cache_prompt=not either)
+        assert (caught.value.status, caught.value.param) == (400, "cache_prompt")
+
+
 def test_what_is_told_of_prompts_has_a_bound(model: ServedModel, codec: TextCodec) -> None:
     def asked(count: int, **fields: Any) -> Submission:
         prompt = [65] * count
