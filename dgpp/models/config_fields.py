@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, TypeVar
 
 import msgspec
@@ -77,7 +77,14 @@ def read_fields(
         raise CheckpointError(f"config.json: {error}") from error
 
 
-def check_range(config: msgspec.Struct, most: Mapping[str, int] = MOST) -> None:
+def check_sizes(config: msgspec.Struct, most: Mapping[str, int] | None = None) -> None:
+    """Raises CheckpointError for a size that is below 1 or absurd: those of `MOST` that `config`
+    has, and what `most` adds or bounds otherwise."""
+    known = {field: limit for field, limit in MOST.items() if field in config.__struct_fields__}
+    check_range(config, {**known, **(most or {})})
+
+
+def check_range(config: msgspec.Struct, most: Mapping[str, int]) -> None:
     """Raises CheckpointError for a size that is below 1 or absurd."""
     for field, limit in most.items():
         value = getattr(config, field)
@@ -89,6 +96,48 @@ def check_share(config: msgspec.Struct, whole: str, part: str) -> None:
     """Raises CheckpointError where `whole` is no multiple of `part`."""
     if getattr(config, whole) % getattr(config, part):
         raise refuse(whole, f"is not a multiple of {part}")
+
+
+def check_multiples(config: msgspec.Struct, fields: Iterable[str], step: int) -> None:
+    """Raises CheckpointError naming the first of `fields` that is no multiple of `step`."""
+    for field in fields:
+        if getattr(config, field) % step:
+            raise refuse(field, f"is {getattr(config, field)}, not a multiple of {step}")
+
+
+def check_least(config: msgspec.Struct, fields: Iterable[str], least: int) -> None:
+    """Raises CheckpointError naming the first of `fields` that is below `least`."""
+    for field in fields:
+        if getattr(config, field) < least:
+            raise refuse(field, f"is {getattr(config, field)}, below {least}")
+
+
+def check_epsilon(config: msgspec.Struct, field: str = "rms_norm_eps") -> None:
+    """Raises CheckpointError where `field` is nothing that a norm may add."""
+    if not 0 < getattr(config, field) < 1:
+        raise refuse(field, f"is {getattr(config, field)}, not between 0 and 1")
+
+
+def check_experts(
+    config: msgspec.Struct, experts: str = "n_routed_experts", top: str = "num_experts_per_tok"
+) -> None:
+    """Raises CheckpointError where a token cannot have `top` of so many experts."""
+    count = getattr(config, experts)
+    if not 1 <= getattr(config, top) <= count <= 1 << 14:
+        raise refuse(top, f"is not within 1..{count}")
+
+
+def check_kinds(config: msgspec.Struct, field: str, allowed: Set[Any]) -> None:
+    """Raises CheckpointError where `field` does not name one of `allowed` for each layer."""
+    listed, layers = (getattr(config, name) for name in (field, "num_hidden_layers"))
+    if len(listed) != layers or not set(listed) <= allowed:
+        raise refuse(field, f"is not {layers} of {sorted(allowed)}")
+
+
+def check_levels(config: msgspec.Struct, field: str, most: int) -> None:
+    """Raises CheckpointError where there are not 0 to `most` draft levels."""
+    if not 0 <= getattr(config, field) <= most:
+        raise refuse(field, f"is {getattr(config, field)}, not within 0..{most}")
 
 
 def check_rotation(field: str, rotated: int, head_dim: int) -> None:

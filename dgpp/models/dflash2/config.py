@@ -8,9 +8,10 @@ import msgspec
 
 from dgpp.models.config_fields import (
     SILENT,
-    check_range,
+    check_epsilon,
     check_rotation,
     check_share,
+    check_sizes,
     fold_rope,
     read_fields,
     refuse,
@@ -65,15 +66,14 @@ def is_drafter(config: dict[str, Any]) -> bool:
 
 
 def _check(config: DFlash2Config) -> None:
-    check_range(config)
+    check_sizes(config)
     check_share(config, "num_attention_heads", "num_key_value_heads")
     check_rotation("head_dim", config.head_dim, config.head_dim)
     if set(config.layer_types) != {"sliding_attention"}:
         raise refuse("layer_types", "is not sliding_attention throughout")
     if len(config.layer_types) != config.num_hidden_layers:
         raise refuse("layer_types", f"is not {config.num_hidden_layers} layers")
-    if not 0 < config.rms_norm_eps < 1:
-        raise refuse("rms_norm_eps", f"is {config.rms_norm_eps}, not between 0 and 1")
+    check_epsilon(config)
     block = config.dflash_config
     if block.conv_kernel_size != 2:
         raise refuse("dflash_config.conv_kernel_size", f"is {block.conv_kernel_size}, not 2")

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from dgpp.models.config_fields import MOST, check_range, refuse
+from dgpp.models.config_fields import (
+    check_epsilon,
+    check_experts,
+    check_kinds,
+    check_levels,
+    check_multiples,
+    check_sizes,
+    refuse,
+)
 from dgpp.models.quantisation import UNQUANTISED, Quantised
 from kernels_numba.weights import VECTOR
 
@@ -62,30 +70,17 @@ class LatentConfig(msgspec.Struct, frozen=True, kw_only=True):
         return layer < self.num_hidden_layers and self.mlp_layer_types[layer] == "dense"
 
 
-def check_kinds(config: LatentConfig, field: str, allowed: Set[str]) -> None:
-    """Raises CheckpointError where `field` does not name one of `allowed` for each layer."""
-    listed = getattr(config, field)
-    if len(listed) != config.num_hidden_layers or not set(listed) <= allowed:
-        raise refuse(field, f"is not {config.num_hidden_layers} of {sorted(allowed)}")
-
-
 def check_latent(
     config: LatentConfig, head: int, vectors: Sequence[str], most: Mapping[str, int]
 ) -> None:
     """Raises CheckpointError naming the first field that is out of range. A query's head has `head`
     values, the sizes `vectors` are of whole vectors; `most` bounds fields of the family's own."""
-    known = {key: limit for key, limit in MOST.items() if hasattr(config, key)}
     ranks = dict.fromkeys(RANKS, 1 << 14)
-    check_range(config, {**known, **ranks, "index_topk": 1 << 20, **most})
+    check_sizes(config, {**ranks, "index_topk": 1 << 20, **most})
     check_kinds(config, "mlp_layer_types", {"dense", "sparse"})
-    for field in vectors:
-        if getattr(config, field) % VECTOR:
-            raise refuse(field, f"is {getattr(config, field)}, not a multiple of {VECTOR}")
+    check_multiples(config, vectors, VECTOR)
     if config.qk_head_dim not in (None, head):
         raise refuse("qk_head_dim", f"is {config.qk_head_dim}, its parts are {head}")
-    if not 1 <= config.num_experts_per_tok <= config.n_routed_experts <= 1 << 14:
-        raise refuse("num_experts_per_tok", f"is not within 1..{config.n_routed_experts}")
-    if not 0 <= config.num_nextn_predict_layers <= 16:
-        raise refuse("num_nextn_predict_layers", "is not within 0..16")
-    if not 0 < config.rms_norm_eps < 1:
-        raise refuse("rms_norm_eps", f"is {config.rms_norm_eps}, not between 0 and 1")
+    check_experts(config)
+    check_levels(config, "num_nextn_predict_layers", 16)
+    check_epsilon(config)

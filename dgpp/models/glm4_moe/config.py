@@ -9,9 +9,10 @@ import msgspec
 
 from dgpp.checkpoint.formats import BF16, NVFP4_MODELOPT, Format
 from dgpp.models.config_fields import (
-    check_range,
+    check_epsilon,
     check_rotation,
     check_share,
+    check_sizes,
     fold_rope,
     read_fields,
     refuse,
@@ -81,11 +82,10 @@ def _unquantised(raw: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def _check_sizes(config: Glm4MoeConfig) -> None:
-    check_range(config)
+    check_sizes(config)
     if config.rope_theta <= 0:
         raise refuse("rope_theta", f"is {config.rope_theta}, not above 0")
-    if not 0 < config.rms_norm_eps < 1:
-        raise refuse("rms_norm_eps", f"is {config.rms_norm_eps}, not between 0 and 1")
+    check_epsilon(config)
     for field, most in (("n_routed_experts", 1 << 14), ("num_nextn_predict_layers", 16)):
         if getattr(config, field) > most:
             raise refuse(field, f"is {getattr(config, field)}, above {most}")

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from dgpp.checkpoint.formats import Format
-from dgpp.models.config_fields import SILENT, read_fields, refuse, text_fields
+from dgpp.models.config_fields import SILENT, check_kinds, read_fields, refuse, text_fields
 from dgpp.models.glm.config import FIXED as GLM_FIXED
 from dgpp.models.glm.config import SAID as GLM_SAID
-from dgpp.models.glm.config import LatentConfig, check_kinds, check_latent
+from dgpp.models.glm.config import LatentConfig, check_latent
 from dgpp.models.quantisation import UNQUANTISED, Quantised, fp8_blocks, mixed
 
 OUTER = frozenset(

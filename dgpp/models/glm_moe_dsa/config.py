@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from dgpp.checkpoint.formats import Format
-from dgpp.models.config_fields import SILENT, check_rotation, fold_rope, read_fields, refuse
+from dgpp.models.config_fields import (
+    SILENT,
+    check_kinds,
+    check_rotation,
+    fold_rope,
+    read_fields,
+    refuse,
+)
 from dgpp.models.glm.config import FIXED as GLM_FIXED
 from dgpp.models.glm.config import SAID as GLM_SAID
-from dgpp.models.glm.config import LatentConfig, check_kinds, check_latent
+from dgpp.models.glm.config import LatentConfig, check_latent
 from dgpp.models.quantisation import UNQUANTISED, compressed_tensors
 
 FIXED: dict[str, tuple[Any, ...]] = {

@@ -10,9 +10,13 @@ from dgpp.checkpoint.formats import BF16, FP8_BLOCK, MXFP4_U8, Format, fp8_block
 from dgpp.models.config_fields import (
     MOST,
     SILENT,
-    check_range,
+    check_epsilon,
+    check_experts,
+    check_kinds,
+    check_levels,
     check_rotation,
     check_share,
+    check_sizes,
     fold_rope,
     read_fields,
     refuse,
@@ -116,7 +120,7 @@ def _quantised(raw: dict[str, Any]) -> bool:
 def _check(config: MimoConfig) -> None:
     sizes = ("swa_num_attention_heads", "swa_num_key_value_heads", "v_head_dim", "swa_v_head_dim")
     heads = dict.fromkeys(("swa_head_dim", *sizes), MOST["head_dim"])
-    check_range(config, {**MOST, **heads, "sliding_window": 1 << 24})
+    check_sizes(config, {**heads, "sliding_window": 1 << 24})
     for prefix in ("", "swa_"):
         check_share(config, f"{prefix}num_attention_heads", f"{prefix}num_key_value_heads")
     for field in ("num_attention_heads", "swa_num_attention_heads", "swa_num_key_value_heads"):
@@ -125,18 +129,13 @@ def _check(config: MimoConfig) -> None:
         rotated = int(dim * config.partial_rotary_factor)
         check_rotation("partial_rotary_factor", rotated, dim)
     for field in ("hybrid_layer_pattern", "moe_layer_freq"):
-        listed = getattr(config, field)
-        if len(listed) != config.num_hidden_layers or not set(listed) <= {0, 1}:
-            raise refuse(field, f"is not {config.num_hidden_layers} times 0 or 1")
+        check_kinds(config, field, {0, 1})
     for field in ("sliding_window_size", "attention_chunk_size"):
         if getattr(config, field) not in (None, config.sliding_window):
             raise refuse(field, f"is {getattr(config, field)}, sliding_window is not")
-    if not 1 <= config.num_experts_per_tok <= config.n_routed_experts <= 1 << 14:
-        raise refuse("num_experts_per_tok", f"is not within 1..{config.n_routed_experts}")
-    if not 0 < config.layernorm_epsilon < 1:
-        raise refuse("layernorm_epsilon", f"is {config.layernorm_epsilon}, not between 0 and 1")
-    if not 0 <= config.num_nextn_predict_layers <= 16:
-        raise refuse("num_nextn_predict_layers", "is not within 0..16")
+    check_experts(config)
+    check_epsilon(config, "layernorm_epsilon")
+    check_levels(config, "num_nextn_predict_layers", 16)
 
 
 def parse(config: dict[str, Any]) -> MimoConfig:

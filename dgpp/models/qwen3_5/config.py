@@ -9,13 +9,15 @@ import msgspec
 
 from dgpp.checkpoint.formats import Format
 from dgpp.models.config_fields import (
-    MOST,
-    check_range,
+    check_epsilon,
+    check_kinds,
+    check_least,
+    check_levels,
     check_rotation,
     check_share,
+    check_sizes,
     fold_rope,
     read_fields,
-    refuse,
     text_fields,
 )
 from dgpp.models.layers.rope import Yarn
@@ -111,18 +113,14 @@ def _quantised(found: dict[str, Any] | None) -> Quantised:
 def _check(config: Qwen35Config) -> None:
     heads = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
              "linear_value_head_dim")  # fmt: skip
-    check_range(config, {**MOST, **dict.fromkeys(heads, 1 << 14), "linear_conv_kernel_dim": 64})
+    check_sizes(config, {**dict.fromkeys(heads, 1 << 14), "linear_conv_kernel_dim": 64})
     check_share(config, "num_attention_heads", "num_key_value_heads")
     check_share(config, "linear_num_value_heads", "linear_num_key_heads")
     check_rotation("partial_rotary_factor", config.rotated, config.head_dim)
-    if len(config.layer_types) != config.num_hidden_layers or not set(config.layer_types) <= KINDS:
-        raise refuse("layer_types", f"is not {config.num_hidden_layers} of {sorted(KINDS)}")
-    if config.linear_conv_kernel_dim < 2:
-        raise refuse("linear_conv_kernel_dim", f"is {config.linear_conv_kernel_dim}, below 2")
-    if not 0 <= config.mtp_num_hidden_layers <= 1:
-        raise refuse("mtp_num_hidden_layers", f"is {config.mtp_num_hidden_layers}, not 0 or 1")
-    if not 0 < config.rms_norm_eps < 1:
-        raise refuse("rms_norm_eps", f"is {config.rms_norm_eps}, not between 0 and 1")
+    check_kinds(config, "layer_types", KINDS)
+    check_least(config, ["linear_conv_kernel_dim"], 2)
+    check_levels(config, "mtp_num_hidden_layers", 1)
+    check_epsilon(config)
 
 
 def parse(config: dict[str, Any]) -> Qwen35Config:

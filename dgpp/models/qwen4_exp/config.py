@@ -8,10 +8,15 @@ import msgspec
 
 from dgpp.checkpoint.formats import BF16, FP8_TENSOR, Format
 from dgpp.models.config_fields import (
-    MOST,
-    check_range,
+    check_epsilon,
+    check_experts,
+    check_kinds,
+    check_least,
+    check_levels,
+    check_multiples,
     check_rotation,
     check_share,
+    check_sizes,
     fold_rope,
     read_fields,
     refuse,
@@ -135,8 +140,7 @@ def _check_ngrams(config: Qwen4ExpConfig) -> None:
 
 
 def _check_draft(config: Qwen4ExpConfig) -> None:
-    if not 0 <= config.mtp_num_hidden_layers <= 1:
-        raise refuse("mtp_num_hidden_layers", f"is {config.mtp_num_hidden_layers}, not 0 or 1")
+    check_levels(config, "mtp_num_hidden_layers", 1)
     told = config.mtp
     if told is None:
         return
@@ -158,31 +162,23 @@ def _check(config: Qwen4ExpConfig) -> None:
              "linear_value_head_dim", "indexer_head_dim", "indexer_n_heads", "num_experts",
              "ple_embed_dim", "hc_lowrank", "make_ngram_vocab_size_divisible_by",
              "split_ngram_parts", "ngram_vocab_size_base")  # fmt: skip
-    most = {field: limit for field, limit in MOST.items() if hasattr(config, field)}
     tiny = dict.fromkeys(
         ("linear_conv_kernel_dim", "ple_conv_kernel_size", "hc_count", "indexer_compress_ratio",
          "heads_per_ngram", "ngram_size"), 64,
     )  # fmt: skip
     inner = dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 1 << 20)
     wide = {**dict.fromkeys(small, 1 << 16), "ngram_vocab_size_base": 1 << 31}
-    check_range(config, {**most, **wide, **tiny, **inner, "indexer_budget": 1 << 20})
+    check_sizes(config, {**wide, **tiny, **inner, "indexer_budget": 1 << 20})
     check_share(config, "num_attention_heads", "num_key_value_heads")
     check_share(config, "linear_num_value_heads", "linear_num_key_heads")
     check_share(config, "indexer_budget", "indexer_compress_ratio")
     check_rotation("partial_rotary_factor", config.rotated, config.head_dim)
     check_rotation("partial_rotary_factor", config.rotated, config.indexer_head_dim)
-    if len(config.layer_types) != config.num_hidden_layers or not set(config.layer_types) <= KINDS:
-        raise refuse("layer_types", f"is not {config.num_hidden_layers} of {sorted(KINDS)}")
-    for field in ("hidden_size", "indexer_head_dim"):
-        if getattr(config, field) % VECTOR:
-            raise refuse(field, f"is {getattr(config, field)}, not a multiple of {VECTOR}")
-    for field in ("linear_conv_kernel_dim", "ple_conv_kernel_size", "ngram_size"):
-        if getattr(config, field) < 2:
-            raise refuse(field, f"is {getattr(config, field)}, below 2")
-    if not 1 <= config.num_experts_per_tok <= config.num_experts:
-        raise refuse("num_experts_per_tok", f"is not within 1..{config.num_experts}")
-    if not 0 < config.rms_norm_eps < 1:
-        raise refuse("rms_norm_eps", f"is {config.rms_norm_eps}, not between 0 and 1")
+    check_kinds(config, "layer_types", KINDS)
+    check_multiples(config, ("hidden_size", "indexer_head_dim"), VECTOR)
+    check_least(config, ("linear_conv_kernel_dim", "ple_conv_kernel_size", "ngram_size"), 2)
+    check_experts(config, "num_experts")
+    check_epsilon(config)
     _check_ngrams(config)
     _check_draft(config)
 
