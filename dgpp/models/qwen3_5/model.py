@@ -13,6 +13,7 @@ from dgpp.models.layers.projections import gated
 from dgpp.models.layers.rope import rotary_table
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
+from dgpp.models.qwen.shapes import gated_attention, gated_delta
 from dgpp.models.qwen3_5.config import Qwen35Config
 from dgpp.models.qwen3_5.draft import draft_level
 from dgpp.models.shard import Shard
@@ -23,30 +24,11 @@ from kernels_numba.backend import Backend, Norm, Rows
 
 
 def attention_shape(config: Qwen35Config) -> AttentionShape:
-    return AttentionShape(
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        rotated=config.rotated,
-        eps=config.rms_norm_eps,
-        qk_norm=True,
-        gated=True,
-        centred=True,
-    )
+    return gated_attention(config)
 
 
 def delta_shape(config: Qwen35Config) -> DeltaShape:
-    return DeltaShape(
-        hidden=config.hidden_size,
-        key_heads=config.linear_num_key_heads,
-        value_heads=config.linear_num_value_heads,
-        key_dim=config.linear_key_head_dim,
-        value_dim=config.linear_value_head_dim,
-        taps=config.linear_conv_kernel_dim,
-        eps=config.rms_norm_eps,
-        silu=True,
-    )
+    return gated_delta(config, silu=True)
 
 
 def workspace_shape(config: Qwen35Config, shard: Shard) -> WorkspaceShape:

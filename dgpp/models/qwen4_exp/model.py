@@ -19,6 +19,7 @@ from dgpp.models.layers.rope import rotary_table
 from dgpp.models.layers.softmax_moe import SoftmaxMoe
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
+from dgpp.models.qwen.shapes import gated_attention, gated_delta
 from dgpp.models.qwen4_exp.config import Qwen4ExpConfig
 from dgpp.models.qwen4_exp.draft import BranchLevel
 from dgpp.models.qwen4_exp.memory import NgramMemory, memory_shape
@@ -32,19 +33,7 @@ PREFIX = "model.language_model"
 
 
 def attention_shape(config: Qwen4ExpConfig) -> AttentionShape:
-    return AttentionShape(
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        rotated=config.rotated,
-        eps=config.rms_norm_eps,
-        qk_norm=True,
-        gated=True,
-        centred=True,
-        normed=False,
-        shared_kv=True,
-    )
+    return gated_attention(config, normed=False, shared_kv=True)
 
 
 def index_shape(config: Qwen4ExpConfig) -> BlockIndexShape:
@@ -61,16 +50,7 @@ def index_shape(config: Qwen4ExpConfig) -> BlockIndexShape:
 
 
 def delta_shape(config: Qwen4ExpConfig) -> DeltaShape:
-    return DeltaShape(
-        hidden=config.hidden_size,
-        key_heads=config.linear_num_key_heads,
-        value_heads=config.linear_num_value_heads,
-        key_dim=config.linear_key_head_dim,
-        value_dim=config.linear_value_head_dim,
-        taps=config.linear_conv_kernel_dim,
-        eps=config.rms_norm_eps,
-        silu=False,
-    )
+    return gated_delta(config, silu=False)
 
 
 def branch_shape(config: Qwen4ExpConfig) -> BranchShape:
