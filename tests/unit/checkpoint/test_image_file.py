@@ -147,7 +147,7 @@ def test_what_dead_writers_left_is_swept(image: Path) -> None:
     assert not dead.exists()
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(data=st.binary(min_size=1, max_size=300), seed=st.integers(0, 2**31))
 def test_no_single_change_keeps_the_fold(data: bytes, seed: int) -> None:
     held = np.frombuffer(data, np.uint8).copy()

@@ -59,7 +59,7 @@ def kept(rows: np.ndarray, code: RowCode, plain: int = 0) -> np.ndarray:
     return out
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     code=st.sampled_from(CODES),
     groups=st.integers(1, 6),

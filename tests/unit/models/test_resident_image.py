@@ -65,7 +65,6 @@ def same(first: Kept, second: Kept) -> None:
 
 
 CASES = [
-    ("qwen3.8-27b-bf16", PLAIN),
     ("qwen3.8-27b-bf16", ModelForms(dense_weights="fp8", bf16_weights="bf12")),
     ("glm-4.7-nvfp4", PLAIN),
     ("glm-5.3-flash-bf16", ModelForms(bf16_weights="bf12")),
