@@ -163,26 +163,29 @@ def test_a_quantisation_of_another_kind_is_named(name, field, value, message) ->
 
 
 def test_a_rank_holds_what_the_release_takes() -> None:
-    half = plan_memory(release("fp8"), MemorySettings(backend="cuda", slots=1), 2)
+    config = release("fp8")
+    # Fewer experts are planned sooner; tests of deployments plan all of them.
+    config["text_config"]["num_experts"] = 16
+    half = plan_memory(config, MemorySettings(backend="cuda", slots=1), 2)
     # 12 layers of one head of keys and values of 256 in bf16, a key of 128 per four tokens. Four
     # ranks share two heads.
     assert half.token_bytes == 12 * (1024 + 64)
-    assert attention_shape(parse(release("fp8"))).own(Shard(3, 4)).kv_heads == 1
+    assert attention_shape(parse(config)).own(Shard(3, 4)).kv_heads == 1
     # 36 recurrences of 24 heads and their convolutions, the open blocks, the last tokens (some more
     # are kept for rows fed in vain) and a convolution's inputs.
     delta = 24 * 128 * 128 + 3 * (2 * 1024 + 3072)
     opened, memory = 12 * 3 * 128, (2 + 32) * 32 + 9 * 10240
     assert half.request_bytes == 4 * (36 * delta + opened + memory)
     items = {item.name: item.bytes for item in half.items}
-    table = Shard(0, 2), ngram_shape(parse(release("fp8")))
-    assert items["weights: n-gram table"] == 160 * table[1].held(table[0])[1]
+    held = ngram_shape(parse(config)).held(Shard(0, 2))
+    assert items["weights: n-gram table"] == 160 * held[1]
     # Codes of a byte, a scale per 128 × 128, read 32 columns at a time.
-    codes = 48 * 512 * 3 * 2560 * 320
+    codes = 48 * 16 * 3 * 2560 * 320
     assert codes < items["weights: experts"] < codes * 1.01
     with pytest.raises(ConfigError, match=r"2 cuts .* into 320 columns, which are no whole groups"):
         plan_memory(release("autoround-int4"), MemorySettings(), 2)
     with pytest.raises(ConfigError, match=r"3 does not divide config.json's num_key_value_heads"):
-        attention_shape(parse(release("fp8"))).own(Shard(0, 3))
+        attention_shape(parse(config)).own(Shard(0, 3))
 
 
 def test_a_plan_says_where_the_tables_are() -> None:
