@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from dgpp.errors import CheckpointError
+from dgpp.models.deepseek.config import exact
 from dgpp.models.deepseek_v4 import config as v4_config
 from dgpp.models.deepseek_v4.model import DeepseekV4Model
 from dgpp.models.deepseek_v41 import config as v41_config
@@ -165,12 +166,8 @@ class Family:
 
 
 FAMILIES = {
-    "deepseek_v4": Family(
-        "deepseek-v4-flash", v4_config.parse, DeepseekV4Model, exact=v4_config.exact
-    ),
-    "deepseek_v41": Family(
-        "deepseek-v4.1-flash", v41_config.parse, DeepseekV41Model, exact=v41_config.exact
-    ),
+    "deepseek_v4": Family("deepseek-v4-flash", v4_config.parse, DeepseekV4Model, exact=exact),
+    "deepseek_v41": Family("deepseek-v4.1-flash", v41_config.parse, DeepseekV41Model, exact=exact),
     "glm4_moe": Family("glm-4.7", glm4_moe_config.parse, Glm4MoeModel),
     "glm5_next": Family("glm-5.3-flash", glm5_next_config.parse, Glm5NextModel),
     "glm_moe_dsa": Family("glm-5.3", glm_dsa_config.parse, GlmDsaModel),

@@ -4,106 +4,44 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from dgpp.models.config_fields import (
-    MOST,
-    SILENT,
-    check_range,
-    check_rotation,
-    check_share,
-    read_fields,
-    refuse,
+from dgpp.models.config_fields import SILENT, read_fields, refuse
+from dgpp.models.deepseek.config import FIXED as SHARED
+from dgpp.models.deepseek.config import (
+    INDEX_TILE,
+    SharedRowConfig,
+    YarnScaling,
+    check_drafts,
+    check_shared_row,
+    check_yarn,
 )
-from dgpp.models.layers.rope import Yarn
 from dgpp.models.quantisation import fp8_blocks
-from kernels_numba.weights import VECTOR
 
-FIXED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "expert_dtype": ("fp4",),
-    "norm_topk_prob": (True,),
-    "num_key_value_heads": (1,),
-    "scoring_func": ("sqrtsoftplus",),
-    "topk_method": ("noaux_tc",),
-    "tie_word_embeddings": (False,),
-}
+FIXED: dict[str, tuple[Any, ...]] = {**SHARED, "expert_dtype": ("fp4",)}
 # The draft stages are those of compress_ratios; this says 1 whatever they are.
 STALE = frozenset({"num_nextn_predict_layers"})
 INDEXED = 4
 """The ratio of layers whose entries overlap and are selected by an indexer."""
 TILE = 64
 """Values that share a scale in rounded rows of the cache."""
-INDEX_TILE = 32
-"""The same in rounded index keys and queries."""
 
 
-class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RopeScaling(YarnScaling, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`rope_scaling`: of the layers that compress."""
 
-    factor: float
-    original_max_position_embeddings: int
-    beta_fast: float
-    beta_slow: float
     type: str
 
-    @property
-    def yarn(self) -> Yarn:
-        sizes = (self.original_max_position_embeddings, self.beta_fast, self.beta_slow)
-        return Yarn(self.factor, *sizes)
 
+class DeepseekV4Config(SharedRowConfig, frozen=True, kw_only=True):
+    """The sizes of a deepseek_v4 model, under the names of config.json."""
 
-class DeepseekV4Config(msgspec.Struct, frozen=True):
-    """The sizes of a deepseek_v4 model, under the names of config.json.
-
-    `rounded`: cached rows are rounded to the codes that the release keeps them in; no file says so.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    head_dim: int
-    qk_rope_head_dim: int
-    q_lora_rank: int
-    o_lora_rank: int
-    o_groups: int
-    sliding_window: int
-    rope_theta: float
-    compress_rope_theta: float
     rope_scaling: RopeScaling
-    compress_ratios: tuple[int, ...]
-    index_n_heads: int
-    index_head_dim: int
-    index_topk: int
-    hc_mult: int
-    hc_eps: float
-    hc_sinkhorn_iters: int
-    moe_intermediate_size: int
-    n_routed_experts: int
     n_shared_experts: int
-    num_experts_per_tok: int
     num_hash_layers: int
-    swiglu_limit: float
-    routed_scaling_factor: float
-    max_position_embeddings: int
-    rms_norm_eps: float
-    dspark_block_size: int = 0
-    dspark_noise_token_id: int = 0
-    dspark_target_layer_ids: tuple[int, ...] = ()
-    dspark_markov_rank: int = 0
-    rounded: bool = True
 
     @property
     def stages(self) -> int:
         """Draft stages."""
         return len(self.compress_ratios) - self.num_hidden_layers
-
-
-def exact(config: DeepseekV4Config) -> DeepseekV4Config:
-    """The same model with cached rows as they were computed."""
-    return msgspec.structs.replace(config, rounded=False)
 
 
 def _check_layers(config: DeepseekV4Config) -> None:
@@ -119,45 +57,17 @@ def _check_layers(config: DeepseekV4Config) -> None:
         raise refuse("num_hash_layers", f"is {config.num_hash_layers}, not within 0..{layers}")
 
 
-def _check_drafts(config: DeepseekV4Config) -> None:
-    if not config.stages:
-        return
-    check_range(config, {"dspark_block_size": 64, "dspark_markov_rank": 1 << 14})
-    taps = config.dspark_target_layer_ids
-    if not taps or sorted(set(taps)) != list(taps) or taps[0] < 0:
-        raise refuse("dspark_target_layer_ids", f"is {list(taps)}, not ascending layers")
-    if taps[-1] >= config.num_hidden_layers:
-        raise refuse("dspark_target_layer_ids", f"has {taps[-1]}, which is no layer")
-    if not 0 <= config.dspark_noise_token_id < config.vocab_size:
-        raise refuse("dspark_noise_token_id", f"is {config.dspark_noise_token_id}, no token")
-
-
 def _check(config: DeepseekV4Config) -> None:
-    sizes = ("q_lora_rank", "o_lora_rank", "o_groups", "sliding_window", "index_n_heads",
-             "index_head_dim", "n_shared_experts")  # fmt: skip
-    most = {key: limit for key, limit in MOST.items() if hasattr(config, key)}
-    more = {"index_topk": 1 << 20, "hc_mult": 16, "hc_sinkhorn_iters": 1000,
-            "moe_intermediate_size": 1 << 24}  # fmt: skip
-    check_range(config, {**most, **dict.fromkeys(sizes, 1 << 14), **more})
+    check_shared_row(config, {"n_shared_experts": 1 << 14})
     _check_layers(config)
-    _check_drafts(config)
-    check_share(config, "num_attention_heads", "o_groups")
-    for field in ("head_dim", "index_head_dim"):
-        check_rotation("qk_rope_head_dim", config.qk_rope_head_dim, getattr(config, field))
-    for field in ("hidden_size", "head_dim", "q_lora_rank"):
-        if getattr(config, field) % VECTOR:
-            raise refuse(field, f"is {getattr(config, field)}, not a multiple of {VECTOR}")
+    if config.stages:
+        check_drafts(config, range(config.num_hidden_layers))
     if (config.head_dim - config.qk_rope_head_dim) % TILE:
         raise refuse("head_dim", f"less qk_rope_head_dim is not a multiple of {TILE}")
     dim = config.index_head_dim
     if dim < INDEX_TILE or dim & (dim - 1):
         raise refuse("index_head_dim", f"is {dim}, not a power of two from {INDEX_TILE} on")
-    if not 1 <= config.num_experts_per_tok <= config.n_routed_experts <= 1 << 14:
-        raise refuse("num_experts_per_tok", f"is not within 1..{config.n_routed_experts}")
-    if not 0 < config.rms_norm_eps < 1:
-        raise refuse("rms_norm_eps", f"is {config.rms_norm_eps}, not between 0 and 1")
-    if config.rope_scaling.type != "yarn":
-        raise refuse("rope_scaling.type", f"is {config.rope_scaling.type!r}, not 'yarn'")
+    check_yarn("type", config.rope_scaling.type)
 
 
 def _check_quantisation(found: object) -> None:

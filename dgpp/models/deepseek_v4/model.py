@@ -9,15 +9,18 @@ entries. What comes out is a weighted sum of the streams. Draft stages see a win
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dgpp.checkpoint.formats import F32_BARE, FP8_E8M0_128, MXFP4_I8
 from dgpp.models.decoder import Decoder, Ends
-from dgpp.models.deepseek_v4.config import INDEX_TILE, INDEXED, TILE, DeepseekV4Config
+from dgpp.models.deepseek import shapes
+from dgpp.models.deepseek.shapes import dspark_shape, hyper_shape
+from dgpp.models.deepseek_v4.config import INDEXED, TILE, DeepseekV4Config
 from dgpp.models.layers.compressor import Compressor, CompressorShape
-from dgpp.models.layers.dspark import DSpark, DSparkNames, DSparkShape
+from dgpp.models.layers.dspark import DSpark, DSparkNames
 from dgpp.models.layers.entry_indexer import EntryIndexer, EntryIndexerShape
 from dgpp.models.layers.extended import extended
-from dgpp.models.layers.hyper import GatedStreams, HyperConnection, HyperShape
+from dgpp.models.layers.hyper import GatedStreams, HyperConnection
 from dgpp.models.layers.moe import DEEPSEEK, MoeShape, RoutedMoe
 from dgpp.models.layers.rope import rotary_angles
 from dgpp.models.layers.shared_key import SharedKeyAttention, SharedKeyShape
@@ -27,120 +30,40 @@ from dgpp.models.shard import Shard
 from dgpp.models.sources import WeightSource
 from dgpp.state.declaration import PagedRows, Ring, StateDeclaration
 from dgpp.state.pools import StatePools
-from kernels_numba.backend import Backend, Rows, Scores, Tensor
+from kernels_numba.backend import Backend, Rows, Tensor
 from kernels_numba.extended import Code, Entries, Rounding
 
 
 def attention_shape(config: DeepseekV4Config) -> SharedKeyShape:
-    return SharedKeyShape(
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        width=config.head_dim,
-        rotated=config.qk_rope_head_dim,
-        q_rank=config.q_lora_rank,
-        groups=config.o_groups,
-        group_rank=config.o_lora_rank,
-        window=config.sliding_window,
-        eps=config.rms_norm_eps,
-        norm_heads=True,
-        rounding=_row_rounding(config),
-    )
+    return replace(shapes.attention_shape(config), norm_heads=True, rounding=_row_rounding(config))
 
 
 def _row_rounding(config: DeepseekV4Config) -> Rounding | None:
     """Of a window's rows and of entries, whose turning values stay as they are."""
     still = config.head_dim - config.qk_rope_head_dim
-    return Rounding(Code.FP8_E8M0, still, TILE) if config.rounded else None
-
-
-def _index_rounding(config: DeepseekV4Config, heads: int) -> Rounding | None:
-    width = heads * config.index_head_dim
-    return Rounding(Code.FP4_E8M0, width, INDEX_TILE) if config.rounded else None
+    return shapes.rounding(config, Code.FP8_E8M0, still, TILE)
 
 
 def entry_shape(config: DeepseekV4Config, ratio: int) -> CompressorShape:
-    return CompressorShape(
-        name=f"entry {ratio}",
-        hidden=config.hidden_size,
-        width=config.head_dim,
-        every=ratio,
-        rotated=config.qk_rope_head_dim,
-        eps=config.rms_norm_eps,
-        parts=2 if ratio == INDEXED else 1,
-        biased=True,
-        rounding=_row_rounding(config),
-    )
+    shape = shapes.compressor_shape(config, f"entry {ratio}", config.head_dim, ratio)
+    parts = 2 if ratio == INDEXED else 1
+    return replace(shape, parts=parts, biased=True, rounding=_row_rounding(config))
 
 
 def key_shape(config: DeepseekV4Config) -> CompressorShape:
     """The indexer's keys, made as entries are."""
-    return CompressorShape(
-        name="index",
-        hidden=config.hidden_size,
-        width=config.index_head_dim,
-        every=INDEXED,
-        rotated=config.qk_rope_head_dim,
-        eps=config.rms_norm_eps,
-        parts=2,
-        biased=True,
-        rounding=_index_rounding(config, 1),
-        evened=True,
-    )
+    shape = shapes.compressor_shape(config, "index", config.index_head_dim, INDEXED)
+    rounding = shapes.index_rounding(config)
+    return replace(shape, parts=2, biased=True, rounding=rounding, evened=True)
 
 
 def indexer_shape(config: DeepseekV4Config) -> EntryIndexerShape:
-    return EntryIndexerShape(
-        hidden=config.hidden_size,
-        rank=config.q_lora_rank,
-        heads=config.index_n_heads,
-        dim=config.index_head_dim,
-        rotated=config.qk_rope_head_dim,
-        top=config.index_topk,
-        every=INDEXED,
-        rounding=_index_rounding(config, config.index_n_heads),
-        evened=True,
-    )
-
-
-def hyper_shape(config: DeepseekV4Config) -> HyperShape:
-    return HyperShape(
-        streams=config.hc_mult,
-        width=config.hidden_size,
-        norm_eps=config.rms_norm_eps,
-        eps=config.hc_eps,
-        iterations=config.hc_sinkhorn_iters,
-    )
+    return replace(shapes.indexer_shape(config, INDEXED), evened=True)
 
 
 def moe_shape(config: DeepseekV4Config, *, named: bool) -> MoeShape:
-    return MoeShape(
-        hidden=config.hidden_size,
-        experts=config.n_routed_experts,
-        top=config.num_experts_per_tok,
-        intermediate=config.moe_intermediate_size,
-        shared=config.n_shared_experts,
-        normalise=True,
-        scale=config.routed_scaling_factor,
-        eps=config.rms_norm_eps,
-        limit=config.swiglu_limit,
-        limit_shared=False,
-        scores=Scores.SQRT_SOFTPLUS,
-        weigh_inside=True,
-        vocabulary=config.vocab_size if named else 0,
-    )
-
-
-def dspark_shape(config: DeepseekV4Config) -> DSparkShape:
-    return DSparkShape(
-        hidden=config.hidden_size,
-        streams=config.hc_mult,
-        vocab=config.vocab_size,
-        taps=config.dspark_target_layer_ids,
-        block=config.dspark_block_size,
-        noise=config.dspark_noise_token_id,
-        rank=config.dspark_markov_rank,
-        eps=config.rms_norm_eps,
-    )
+    shape = shapes.moe_shape(config, config.n_shared_experts)
+    return replace(shape, limit_shared=False, vocabulary=config.vocab_size if named else 0)
 
 
 def workspace_shape(config: DeepseekV4Config, shard: Shard, *, drafts: bool) -> WorkspaceShape:

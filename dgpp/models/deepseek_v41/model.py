@@ -15,16 +15,14 @@ from collections.abc import Sequence
 
 from dgpp.checkpoint.formats import F32_BARE, FP8_E8M0_32, MXFP4_I8
 from dgpp.models.decoder import Decoder, Ends
+from dgpp.models.deepseek.shapes import dspark_shape, hyper_shape, indexer_shape
 from dgpp.models.deepseek_v41.config import DeepseekV41Config
 from dgpp.models.deepseek_v41.engram import Engram, classes_of, engram_shapes
 from dgpp.models.deepseek_v41.entries import KeptEntries
 from dgpp.models.deepseek_v41.shapes import (
     attention_shape,
-    dspark_shape,
     engram_sizes,
     entry_shape,
-    hyper_shape,
-    indexer_shape,
     key_shape,
     moe_shape,
     workspace_shape,

@@ -16,7 +16,8 @@ from reference_fixtures import fixture_directory
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.errors import CheckpointError, ConfigError
-from dgpp.models.deepseek_v41.config import exact, parse
+from dgpp.models.deepseek.config import exact
+from dgpp.models.deepseek_v41.config import parse
 from dgpp.models.deepseek_v41.engram import engram_shapes
 from dgpp.models.deepseek_v41.engram_tables import multipliers, primes, token_classes
 from dgpp.models.deepseek_v41.model import DeepseekV41Model
@@ -75,7 +76,7 @@ RATIOS = [0] * 2 + [2] * 18 + [1] * 20
         ("engram_num_embeddings", [2914], "engram_num_embeddings is not one for each"),
         ("engram_max_ngram_size", 1, "engram_max_ngram_size is not within 2..16"),
         ("engram_pad_token_id", 129280, "engram_pad_token_id is 129280, no token"),
-        ("dspark_target_layer_ids", [20, 38, 39], "dspark_target_layer_ids is"),
+        ("dspark_target_layer_ids", [20, 38, 39], "not ascending layers of 21 to 39"),
         ("dspark_noise_token_id", -1, "dspark_noise_token_id is -1, no token"),
         ("dspark_num_experts_per_tok", 129, "dspark_num_experts_per_tok is not within"),
         ("rope_scaling", {"factor": 16}, "original_max_position_embeddings"),
