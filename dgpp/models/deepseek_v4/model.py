@@ -10,25 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from dgpp.checkpoint.formats import F32_BARE, FP8_E8M0_128, MXFP4_I8
-from dgpp.models.decoder import Decoder, Ends
+from dgpp.models.decoder import Decoder
 from dgpp.models.deepseek import shapes
 from dgpp.models.deepseek.shapes import dspark_shape, hyper_shape
+from dgpp.models.deepseek.stages import (
+    StageLayer,
+    declaration,
+    draft_stages,
+    dspark_drafter,
+    ends,
+    kept,
+    rotary_tables,
+)
 from dgpp.models.deepseek_v4.config import INDEXED, TILE, DeepseekV4Config
 from dgpp.models.layers.compressor import Compressor, CompressorShape
-from dgpp.models.layers.dspark import DSpark, DSparkNames
+from dgpp.models.layers.dspark import DSpark
 from dgpp.models.layers.entry_indexer import EntryIndexer, EntryIndexerShape
 from dgpp.models.layers.extended import extended
 from dgpp.models.layers.hyper import GatedStreams, HyperConnection
 from dgpp.models.layers.moe import DEEPSEEK, MoeShape, RoutedMoe
-from dgpp.models.layers.rope import rotary_angles
 from dgpp.models.layers.shared_key import SharedKeyAttention, SharedKeyShape
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.observer import Observer
 from dgpp.models.shard import Shard
 from dgpp.models.sources import WeightSource
-from dgpp.state.declaration import PagedRows, Ring, StateDeclaration
+from dgpp.state.declaration import PagedRows, Ring
 from dgpp.state.pools import StatePools
 from kernels_numba.backend import Backend, Rows, Tensor
 from kernels_numba.extended import Code, Entries, Rounding
@@ -86,7 +95,7 @@ def workspace_shape(config: DeepseekV4Config, shard: Shard, *, drafts: bool) -> 
     )
 
 
-class DeepseekV4Layer:
+class DeepseekV4Layer(StageLayer):
     """Layer `index`, or a draft stage where it is beyond the last. `tap` sees what a layer leaves
     on the streams."""
 
@@ -139,12 +148,12 @@ class DeepseekV4Layer:
         self._mix.before(ops, rows, work)
         self.attention.project(rows, work)
         self.attention.attend(rows, work, self._compress(rows, work, observer))
-        self._mix.after(ops, rows, work)
         self._feed(ops, rows, work, observer)
         if self.tap is not None:
             self.tap.tap(self.index, rows, work)
 
     def _feed(self, ops: Backend, rows: Rows, work: Workspace, observer: Observer | None) -> None:
+        self._mix.after(ops, rows, work)
         self._spread.before(ops, rows, work)
         self._mlp.forward(ops, rows, work, observer)
         self._spread.after(ops, rows, work)
@@ -164,73 +173,31 @@ class DeepseekV4Layer:
             observer.selected(self.index, rows, work.selection)
         return Entries(self._paged[0], self.ratio, work.selection)
 
-    def extend(self, rows: Rows, work: Workspace, context: Tensor) -> None:
-        """Of a draft stage: `context` rows become rows of the window."""
-        self.attention.extend(rows, work, context)
-
-    def forward_block(self, ops: Backend, rows: Rows, work: Workspace) -> None:
-        """Of a draft stage: rows of a block."""
-        self._mix.before(ops, rows, work)
-        self.attention.project(rows, work)
-        self.attention.attend(rows, work, None, block=True)
-        self._mix.after(ops, rows, work)
-        self._feed(ops, rows, work, None)
-
 
 class DeepseekV4Model(Decoder):
     """`drafts` loads the draft stages beside the layers."""
 
     def __init__(self, config: DeepseekV4Config, source: WeightSource, *, drafts: bool) -> None:
-        ends = Ends(
-            config.vocab_size,
-            config.hidden_size,
-            config.rms_norm_eps,
-            embedding="embed",
-            norm="norm.weight",
-            head="head",
-        )
-        super().__init__(source, ends)
+        super().__init__(source, ends(config))
         self._config = config
         self.streams = GatedStreams(source, "hc_head", hyper_shape(config), F32_BARE)
-        count = config.num_hidden_layers
+        layer_of, drafter_of = partial(DeepseekV4Layer, config), partial(_drafter, config)
         self.layers = layers = [
-            DeepseekV4Layer(config, source, index, f"layers.{index}") for index in range(count)
+            layer_of(source, index, f"layers.{index}") for index in range(config.num_hidden_layers)
         ]
-        self.drafts = []
-        extra = source if drafts else source.unloaded()
-        stages = [
-            DeepseekV4Layer(config, extra, count + stage, f"mtp.{stage}")
-            for stage in range(config.stages)
-        ]
-        drafter = _dspark(config, extra, stages) if stages else None
-        self.drafter = drafter if drafts else None
+        stages = draft_stages(config, source, config.stages, layer_of, drafter_of, drafts=drafts)
+        self.drafts, self.drafter = [], stages.drafter
         for layer in layers:
             layer.tap = self.drafter
-        self._all = [*layers, *(stages if drafts else [])]
-        self.state = StateDeclaration(
-            (),
-            tuple(rows for layer in self._all for rows in layer.paged(f"layer {layer.index}")),
-            tuple(ring for layer in self._all for ring in layer.rings(f"layer {layer.index}")),
-        )
+        self._all = [*layers, *stages.layers]
+        self.state = declaration(self._all)
         self.workspace = workspace_shape(config, source.shard, drafts=self.drafter is not None)
         self.rotary = 2 * config.qk_rope_head_dim
 
     def prepare_layers(self, backend: Backend, pools: StatePools, positions: int) -> None:
-        config = self._config
-        reach = positions + config.dspark_block_size
-        turning = [
-            rotary_angles(reach, config.qk_rope_head_dim, theta, yarn)
-            for theta, yarn in (
-                (config.rope_theta, None),
-                (config.compress_rope_theta, config.rope_scaling.yarn),
-            )
-        ]
-        plain, stretched = (backend.rotary_table(angles) for angles in turning)
-        paged, rings = iter(pools.paged), iter(pools.rings)
-        for layer in self._all:
-            own_paged = [next(paged) for _ in layer.paged("")]
-            own_rings = [next(rings) for _ in layer.rings("")]
-            layer.prepare(backend, stretched if layer.ratio else plain, own_paged, own_rings)
+        table_of = rotary_tables(self._config, backend, positions)
+        for layer, paged, rings in kept(self._all, pools):
+            layer.prepare(backend, table_of(layer), paged, rings)
         if self.drafter is not None:
             self.drafter.prepare(backend, self.work)
 
@@ -240,17 +207,9 @@ class DeepseekV4Model(Decoder):
             self.drafter.extend(rows)
 
 
-def _dspark(
-    config: DeepseekV4Config, source: WeightSource, stages: list[DeepseekV4Layer]
+def _drafter(
+    config: DeepseekV4Config, source: WeightSource, stages: Sequence[DeepseekV4Layer]
 ) -> DSpark:
-    first, last = "mtp.0", f"mtp.{config.stages - 1}"
-    names = DSparkNames(
-        merge=f"{first}.main_proj",
-        context_norm=f"{first}.main_norm",
-        output_norm=f"{last}.norm",
-        markov_from=f"{last}.markov_head.markov_w1",
-        markov_to=f"{last}.markov_head.markov_w2",
-        confidence=f"{last}.confidence_head.proj",
-    )
+    last = f"mtp.{len(stages) - 1}"
     streams = GatedStreams(source, f"{last}.hc_head", hyper_shape(config), F32_BARE)
-    return DSpark(source, dspark_shape(config), names, stages, streams, FP8_E8M0_128)
+    return dspark_drafter(config, source, stages, streams, FP8_E8M0_128, ("markov_w1", "markov_w2"))

@@ -12,10 +12,20 @@ first layer still keeps entries of all rows. Draft stages see a window only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from dgpp.checkpoint.formats import F32_BARE, FP8_E8M0_32, MXFP4_I8
-from dgpp.models.decoder import Decoder, Ends
-from dgpp.models.deepseek.shapes import dspark_shape, hyper_shape, indexer_shape
+from dgpp.models.decoder import Decoder
+from dgpp.models.deepseek.shapes import hyper_shape, indexer_shape
+from dgpp.models.deepseek.stages import (
+    StageLayer,
+    declaration,
+    draft_stages,
+    dspark_drafter,
+    ends,
+    kept,
+    rotary_tables,
+)
 from dgpp.models.deepseek_v41.config import DeepseekV41Config
 from dgpp.models.deepseek_v41.engram import Engram, classes_of, engram_shapes
 from dgpp.models.deepseek_v41.entries import KeptEntries
@@ -27,19 +37,18 @@ from dgpp.models.deepseek_v41.shapes import (
     moe_shape,
     workspace_shape,
 )
-from dgpp.models.layers.dspark import DSpark, DSparkNames
+from dgpp.models.layers.dspark import DSpark
 from dgpp.models.layers.entry_indexer import EntryIndexer
 from dgpp.models.layers.extended import extended
 from dgpp.models.layers.hyper import CopiedStreams, HyperShape, SinglePassConnection
 from dgpp.models.layers.moe import DEEPSEEK, RoutedMoe
 from dgpp.models.layers.ngram import NgramShape
-from dgpp.models.layers.rope import rotary_angles
 from dgpp.models.layers.shared_key import SharedKeyAttention
 from dgpp.models.layers.tail import Tail
 from dgpp.models.layers.workspace import Workspace
 from dgpp.models.observer import Observer
 from dgpp.models.sources import WeightSource
-from dgpp.state.declaration import PagedRows, Ring, StateDeclaration
+from dgpp.state.declaration import PagedRows, Ring
 from dgpp.state.pools import StatePools
 from kernels_numba.backend import Backend, Rows, Tensor
 from kernels_numba.extended import Candidates, Entries
@@ -48,7 +57,7 @@ OWN, NEXT = "hyper mixes", "hyper next"
 """The mixes of a layer's first site, by which its second collapses, and those of the second."""
 
 
-class DeepseekV41Layer:
+class DeepseekV41Layer(StageLayer):
     """Layer `index`, or a draft stage where it is beyond the last. `source_of` is the layer whose
     entries it reads, itself or one before it; `tap` sees the streams that its attention reads."""
 
@@ -160,17 +169,6 @@ class DeepseekV41Layer:
                 observer.selected(self.index, rows, work.selection)
         return Entries(self.source_of.entries, self.ratio, work.selection)
 
-    def extend(self, rows: Rows, work: Workspace, context: Tensor) -> None:
-        """Of a draft stage: `context` rows become rows of the window."""
-        self.attention.extend(rows, work, context)
-
-    def forward_block(self, ops: Backend, rows: Rows, work: Workspace) -> None:
-        """Of a draft stage: rows of a block."""
-        self._mix.before(ops, rows, work)
-        self.attention.project(rows, work)
-        self.attention.attend(rows, work, None, block=True)
-        self._feed(ops, rows, work, None)
-
 
 class LastMixStreams(CopiedStreams):
     """What comes out is collapsed by the mixes of the last site."""
@@ -190,34 +188,19 @@ class DeepseekV41Model(Decoder):
     streams: LastMixStreams
 
     def __init__(self, config: DeepseekV41Config, source: WeightSource, *, drafts: bool) -> None:
-        ends = Ends(
-            config.vocab_size,
-            config.hidden_size,
-            config.rms_norm_eps,
-            embedding="embed",
-            norm="norm.weight",
-            head="head",
-        )
-        super().__init__(source, ends)
+        super().__init__(source, ends(config))
         self._config, self.tail = config, config.sliding_window
         shapes = engram_shapes(config, classes_of(config, source))
         self.layers = layers = self._layers(source, shapes)
-        extra, count = source if drafts else source.unloaded(), len(layers)
-        stages = [
-            DeepseekV41Layer(config, extra, count + stage, f"mtp.{stage}")
-            for stage in range(config.num_nextn_predict_layers)
-        ]
-        drafter = _dspark(config, extra, stages) if stages else None
-        self.drafts, self.drafter = [], drafter if drafts else None
+        layer_of, drafter_of = partial(DeepseekV41Layer, config), partial(_drafter, config)
+        count = config.num_nextn_predict_layers
+        stages = draft_stages(config, source, count, layer_of, drafter_of, drafts=drafts)
+        self.drafts, self.drafter = [], stages.drafter
         for layer in layers:
             layer.tap = self.drafter
-        self._all = [*layers, *(stages if drafts else [])]
+        self._all = [*layers, *stages.layers]
         self.streams = LastMixStreams(hyper_shape(config), layers[-1].spread)
-        self.state = StateDeclaration(
-            (),
-            tuple(rows for layer in self._all for rows in layer.paged(f"layer {layer.index}")),
-            tuple(ring for layer in self._all for ring in layer.rings(f"layer {layer.index}")),
-        )
+        self.state = declaration(self._all)
         self.workspace = workspace_shape(
             config,
             source.shard,
@@ -242,29 +225,14 @@ class DeepseekV41Model(Decoder):
 
     def prepare_layers(self, backend: Backend, pools: StatePools, positions: int) -> None:
         config = self._config
-        reach = positions + config.dspark_block_size
-        plain, stretched = (
-            backend.rotary_table(rotary_angles(reach, config.qk_rope_head_dim, theta, yarn))
-            for theta, yarn in (
-                (config.rope_theta, None),
-                (config.compress_rope_theta, config.rope_scaling.yarn),
-            )
-        )
+        table_of = rotary_tables(config, backend, positions)
         blocks = extended(backend).selection(config.candidate_topk_blocks)
-        paged, rings = iter(pools.paged), iter(pools.rings)
-        for layer in self._all:
+        for layer, paged, rings in kept(self._all, pools):
             candidates = None
             if layer.indexer is not None and layer.index >= config.decoder:
                 size, given = config.candidate_block_size, layer.index > config.decoder
                 candidates = Candidates(blocks, size, given)
-            layer.prepare(
-                backend,
-                self.work,
-                stretched if layer.ratio else plain,
-                [next(paged) for _ in layer.paged("")],
-                [next(rings) for _ in layer.rings("")],
-                candidates,
-            )
+            layer.prepare(backend, self.work, table_of(layer), paged, rings, candidates)
         self._tail = Tail(backend)
         if self.drafter is not None:
             top = config.dspark_num_experts_per_tok
@@ -301,17 +269,8 @@ class DeepseekV41Model(Decoder):
         self.streams.leave(ops, rows, work)
 
 
-def _dspark(
-    config: DeepseekV41Config, source: WeightSource, stages: list[DeepseekV41Layer]
+def _drafter(
+    config: DeepseekV41Config, source: WeightSource, stages: Sequence[DeepseekV41Layer]
 ) -> DSpark:
-    first, last = "mtp.0", f"mtp.{len(stages) - 1}"
-    names = DSparkNames(
-        merge=f"{first}.main_proj",
-        context_norm=f"{first}.main_norm",
-        output_norm=f"{last}.norm",
-        markov_from=f"{last}.markov_head.embed",
-        markov_to=f"{last}.markov_head.head",
-        confidence=f"{last}.confidence_head.proj",
-    )
     streams = LastMixStreams(hyper_shape(config), stages[-1].spread)
-    return DSpark(source, dspark_shape(config), names, stages, streams, FP8_E8M0_32)
+    return dspark_drafter(config, source, stages, streams, FP8_E8M0_32, ("embed", "head"))
