@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from dgpp.net.journal_errors import FrameError, JoinError
 from dgpp.net.journal_frames import JOIN_BYTES, FrameReader, frame
@@ -28,6 +29,7 @@ STRANGERS = 64
 RETRY_S = 0.1
 _PORT = "ports.fabric"
 _LIMIT = "engine.rendezvous_timeout_ms"
+_T = TypeVar("_T")
 
 
 class _Link:
@@ -130,7 +132,7 @@ class Gathering:
         for link in (*talks.values(), *(link for link, _hello in self._links.values())):
             await link.close()
 
-    async def _until(self, done: Any, what: str) -> None:
+    async def _until(self, done: Callable[[], bool], what: str) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
                 while self._misfit is None and not done():
@@ -210,7 +212,7 @@ class Joining:
         if self._link is not None:
             await self._link.close()
 
-    async def _limited(self, talk: Any, what: str) -> Any:
+    async def _limited(self, talk: Awaitable[_T], what: str) -> _T:
         where = f"rank 0 at {self._host}:{self._port} ({_PORT})"
         try:
             async with asyncio.timeout(self._timeout_s):
