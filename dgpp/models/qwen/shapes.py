@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from dgpp.models.layers.attention import AttentionShape
 from dgpp.models.layers.delta import DeltaShape
-
-
-class QwenConfig(Protocol):
-    """What a Qwen configuration says of its mixers."""
-
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def num_attention_heads(self) -> int: ...
-    @property
-    def num_key_value_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def rotated(self) -> int: ...
-    @property
-    def linear_num_key_heads(self) -> int: ...
-    @property
-    def linear_num_value_heads(self) -> int: ...
-    @property
-    def linear_key_head_dim(self) -> int: ...
-    @property
-    def linear_value_head_dim(self) -> int: ...
-    @property
-    def linear_conv_kernel_dim(self) -> int: ...
-    @property
-    def rms_norm_eps(self) -> float: ...
+from dgpp.models.qwen.config import HybridConfig
 
 
 def gated_attention(
-    config: QwenConfig, *, normed: bool = True, shared_kv: bool = False
+    config: HybridConfig, *, normed: bool = True, shared_kv: bool = False
 ) -> AttentionShape:
     """Attention with head norms and an output gate; `normed` and `shared_kv` as in the shape."""
     return AttentionShape(
@@ -54,7 +26,7 @@ def gated_attention(
     )
 
 
-def gated_delta(config: QwenConfig, *, silu: bool) -> DeltaShape:
+def gated_delta(config: HybridConfig, *, silu: bool) -> DeltaShape:
     """A delta net whose output is gated by silu, or else by a sigmoid."""
     return DeltaShape(
         hidden=config.hidden_size,

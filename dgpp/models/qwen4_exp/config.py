@@ -8,34 +8,23 @@ import msgspec
 
 from dgpp.checkpoint.formats import BF16, FP8_TENSOR, Format
 from dgpp.models.config_fields import (
-    check_epsilon,
     check_experts,
-    check_kinds,
     check_least,
-    check_levels,
     check_multiples,
     check_rotation,
     check_share,
-    check_sizes,
-    fold_rope,
-    read_fields,
     refuse,
 )
-from dgpp.models.layers.rope import Yarn
-from dgpp.models.quantisation import UNQUANTISED, Quantised
-from dgpp.models.qwen3_5.config import KINDS, OUTER, qwen_text
+from dgpp.models.quantisation import UNQUANTISED
+from dgpp.models.qwen.config import FIXED as SHARED
+from dgpp.models.qwen.config import HybridConfig, check_hybrid, read_hybrid
 from dgpp.models.qwen4_exp.releases import release_forms
 from kernels_numba.weights import VECTOR
 
 FIXED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
+    **SHARED,
     "indexer_kv_heads": (1,),
     "output_gate_type": ("sigmoid",),
-    "rope_scaling": (None,),
-    "tie_word_embeddings": (False,),
-    "mamba_ssm_dtype": ("float32",),
-    "mtp_use_dedicated_embeddings": (False,),
 }
 
 
@@ -49,23 +38,11 @@ class MtpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mtp_use_hidden_state_from_layer: int | None = None
 
 
-class Qwen4ExpConfig(msgspec.Struct, frozen=True):
+class Qwen4ExpConfig(HybridConfig, frozen=True, kw_only=True):
     """The sizes of a qwen4_exp text model, under the names of config.json. `mtp_experts` is how
     the draft level's experts are stored: one by one in the release's form, or all in two tensors.
     """
 
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    layer_types: tuple[str, ...]
-    linear_conv_kernel_dim: int
-    linear_key_head_dim: int
-    linear_num_key_heads: int
-    linear_num_value_heads: int
-    linear_value_head_dim: int
     indexer_budget: int
     indexer_compress_ratio: int
     indexer_head_dim: int
@@ -85,22 +62,9 @@ class Qwen4ExpConfig(msgspec.Struct, frozen=True):
     ple_conv_kernel_size: int
     ple_layer_ids: tuple[int, ...]
     eos_token_id: int
-    rope_theta: float
-    partial_rotary_factor: float
-    max_position_embeddings: int
-    rms_norm_eps: float
     seed: int = 1234
-    mtp_num_hidden_layers: int = 0
     mtp: MtpConfig | None = None
-    full_attention_interval: int | None = None
-    quantised: Quantised = UNQUANTISED
-    yarn: Yarn | None = None
     mtp_experts: str = "fp8"
-
-    @property
-    def rotated(self) -> int:
-        """Leading dimensions of a head, and of an index key, that rotary embedding turns."""
-        return int(self.head_dim * self.partial_rotary_factor)
 
     @property
     def n_routed_experts(self) -> int:
@@ -110,14 +74,6 @@ class Qwen4ExpConfig(msgspec.Struct, frozen=True):
     def ngram_layer(self) -> int:
         """The layer before which n-grams come in; config.json counts layers from one."""
         return self.ple_layer_ids[0] - 1
-
-    def full(self, layer: int) -> bool:
-        """Whether a layer has attention over selected positions; draft levels have."""
-        return layer >= self.num_hidden_layers or self.layer_types[layer] == "full_attention"
-
-    def format(self, module: str) -> Format:
-        """How the checkpoint stores the matrix of `module`."""
-        return self.quantised.format(module)
 
     @property
     def table_format(self) -> Format:
@@ -140,7 +96,6 @@ def _check_ngrams(config: Qwen4ExpConfig) -> None:
 
 
 def _check_draft(config: Qwen4ExpConfig) -> None:
-    check_levels(config, "mtp_num_hidden_layers", 1)
     told = config.mtp
     if told is None:
         return
@@ -158,27 +113,19 @@ def _check_draft(config: Qwen4ExpConfig) -> None:
 
 
 def _check(config: Qwen4ExpConfig) -> None:
-    small = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
-             "linear_value_head_dim", "indexer_head_dim", "indexer_n_heads", "num_experts",
-             "ple_embed_dim", "hc_lowrank", "make_ngram_vocab_size_divisible_by",
-             "split_ngram_parts", "ngram_vocab_size_base")  # fmt: skip
-    tiny = dict.fromkeys(
-        ("linear_conv_kernel_dim", "ple_conv_kernel_size", "hc_count", "indexer_compress_ratio",
-         "heads_per_ngram", "ngram_size"), 64,
-    )  # fmt: skip
-    inner = dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 1 << 20)
-    wide = {**dict.fromkeys(small, 1 << 16), "ngram_vocab_size_base": 1 << 31}
-    check_sizes(config, {**wide, **tiny, **inner, "indexer_budget": 1 << 20})
-    check_share(config, "num_attention_heads", "num_key_value_heads")
-    check_share(config, "linear_num_value_heads", "linear_num_key_heads")
+    small = ("indexer_head_dim", "indexer_n_heads", "num_experts", "ple_embed_dim", "hc_lowrank",
+             "make_ngram_vocab_size_divisible_by", "split_ngram_parts")  # fmt: skip
+    tiny = ("ple_conv_kernel_size", "hc_count", "indexer_compress_ratio", "heads_per_ngram",
+            "ngram_size")  # fmt: skip
+    inner = ("moe_intermediate_size", "shared_expert_intermediate_size", "indexer_budget")
+    most = {**dict.fromkeys(small, 1 << 16), **dict.fromkeys(tiny, 64),
+            **dict.fromkeys(inner, 1 << 20), "ngram_vocab_size_base": 1 << 31}  # fmt: skip
+    check_hybrid(config, most)
     check_share(config, "indexer_budget", "indexer_compress_ratio")
-    check_rotation("partial_rotary_factor", config.rotated, config.head_dim)
     check_rotation("partial_rotary_factor", config.rotated, config.indexer_head_dim)
-    check_kinds(config, "layer_types", KINDS)
     check_multiples(config, ("hidden_size", "indexer_head_dim"), VECTOR)
-    check_least(config, ("linear_conv_kernel_dim", "ple_conv_kernel_size", "ngram_size"), 2)
+    check_least(config, ("ple_conv_kernel_size", "ngram_size"), 2)
     check_experts(config, "num_experts")
-    check_epsilon(config)
     _check_ngrams(config)
     _check_draft(config)
 
@@ -188,9 +135,13 @@ def parse(config: dict[str, Any]) -> Qwen4ExpConfig:
     config = dict(config)
     found = config.pop("quantization_config", None)
     quantised = UNQUANTISED if found is None else release_forms(found)
-    raw = qwen_text(config, OUTER)
-    fold_rope(raw, {"rope_theta", "partial_rotary_factor"})
-    derived = {"quantised": quantised, "yarn": None, "mtp_experts": "fp8"}
-    parsed = read_fields(raw, Qwen4ExpConfig, "qwen4_exp", fixed=FIXED, derived=derived)
+    parsed = read_hybrid(
+        config,
+        Qwen4ExpConfig,
+        "qwen4_exp",
+        fixed=FIXED,
+        quantised=quantised,
+        derived={"mtp_experts": "fp8"},
+    )
     _check(parsed)
     return parsed
