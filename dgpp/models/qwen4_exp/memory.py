@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dgpp.models.layers.branches import BranchShape
 from dgpp.models.layers.extended import extended
 from dgpp.models.layers.ngram import NgramRows, NgramShape
 from dgpp.models.layers.workspace import Workspace
@@ -22,28 +23,23 @@ ITEM = "n-gram memory"
 
 @dataclass(frozen=True, slots=True)
 class MemoryShape:
-    """`branches` of `width` values; a convolution of `taps`, `dilation` tokens apart."""
+    """What joins `branches`; a convolution of `taps`, `dilation` tokens apart."""
 
     ngrams: NgramShape
-    branches: int
-    width: int
+    branches: BranchShape
     taps: int
     dilation: int
-    eps: float
-
-    @property
-    def whole(self) -> int:
-        return self.branches * self.width
 
     @property
     def rows(self) -> tuple[tuple[str, int], ...]:
         """Activations of a step, for `WorkspaceShape.extra`."""
+        whole = self.branches.whole
         return (
             *self.ngrams.rows,
-            ("memory kv", self.whole + self.width),
-            ("memory joined", self.whole),
-            ("memory normed", self.whole),
-            ("memory convolved", self.whole),
+            ("memory kv", whole + self.branches.width),
+            ("memory joined", whole),
+            ("memory normed", whole),
+            ("memory convolved", whole),
         )
 
     def rings(self, name: str) -> tuple[Ring, Ring]:
@@ -51,18 +47,16 @@ class MemoryShape:
         history = (self.taps - 1) * self.dilation
         return (
             self.ngrams.ring(name),
-            Ring(f"{name} memory", history, self.whole, wide=True),
+            Ring(f"{name} memory", history, self.branches.whole, wide=True),
         )
 
 
-def memory_shape(config: Qwen4ExpConfig) -> MemoryShape:
+def memory_shape(config: Qwen4ExpConfig, branches: BranchShape) -> MemoryShape:
     return MemoryShape(
         ngrams=ngram_shape(config),
-        branches=config.hc_count,
-        width=config.hidden_size,
+        branches=branches,
         taps=config.ple_conv_kernel_size,
         dilation=config.ngram_size,
-        eps=config.rms_norm_eps,
     )
 
 
@@ -72,9 +66,13 @@ class NgramMemory:
     those that releases give it."""
 
     def __init__(
-        self, config: Qwen4ExpConfig, source: WeightSource, names: tuple[str, ...]
+        self,
+        config: Qwen4ExpConfig,
+        source: WeightSource,
+        branches: BranchShape,
+        names: tuple[str, ...],
     ) -> None:
-        shape = self.shape = memory_shape(config)
+        shape = self.shape = memory_shape(config, branches)
         probe = "norm_key.weight"
         name = source.choose([f"{each}.{probe}" for each in names]).removesuffix(f".{probe}")
         prefixes = tuple(f"{each}.ple_embedding" for each in names)
@@ -83,18 +81,18 @@ class NgramMemory:
         looked_up = shape.ngrams.width
         sides = [
             Linear(f"{name}.{part}_proj", rows, looked_up, config.format(f"{name}.{part}_proj"))
-            for part, rows in (("key", shape.whole), ("value", shape.width))
+            for part, rows in (("key", branches.whole), ("value", branches.width))
         ]
         self._project = source.matrix(ITEM, sides)
         key, query, conv = (
-            source.vector("norms", f"{name}.norm_{part}.weight", shape.whole, plus=1.0)
+            source.vector("norms", f"{name}.norm_{part}.weight", branches.whole, plus=1.0)
             for part in ("key", "query", "conv")
         )
-        self._gate = StreamGate(query, key, shape.branches, shape.width, shape.eps)
-        self._norm = Norm(conv, shape.eps)
-        channels = Depthwise(f"{name}.conv1d.weight", shape.whole, whole=True)
+        self._gate = StreamGate(query, key, branches.branches, branches.width, branches.eps)
+        self._norm = Norm(conv, branches.eps)
+        channels = Depthwise(f"{name}.conv1d.weight", branches.whole, whole=True)
         kernel = source.depthwise(ITEM, [channels], shape.taps)
-        self._convolution = Convolution(kernel, shape.whole, shape.taps, shape.dilation)
+        self._convolution = Convolution(kernel, branches.whole, shape.taps, shape.dilation)
 
     def prepare(self, ops: Backend, work: Workspace, tokens: object, inputs: object) -> None:
         """Give the layer the rings of its tokens and of its convolution's inputs, once."""
@@ -109,7 +107,7 @@ class NgramMemory:
         found = self._rows.forward(rows, work, observer)
         more.linear(rows, found, self._project, kv)
         more.gate_streams(rows, streams, kv, self._gate, joined)
-        more.group_norm(rows, joined, self._norm, self.shape.branches, normed)
+        more.group_norm(rows, joined, self._norm, self.shape.branches.branches, normed)
         more.causal_conv(rows, normed, self._convolution, self._ring, convolved)
         more.ring_write(rows, normed, self._ring)
         more.add(rows, joined, streams)

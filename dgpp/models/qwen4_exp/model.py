@@ -78,7 +78,7 @@ def moe_shape(config: Qwen4ExpConfig) -> MoeShape:
 def workspace_shape(config: Qwen4ExpConfig, shard: Shard) -> WorkspaceShape:
     """Widths of a step's activations on one rank."""
     attention, delta = attention_shape(config).own(shard), delta_shape(config).own(shard)
-    index = index_shape(config)
+    index, branches = index_shape(config), branch_shape(config)
     widest = max(config.moe_intermediate_size, config.shared_expert_intermediate_size)
     return WorkspaceShape(
         hidden=config.hidden_size,
@@ -93,8 +93,8 @@ def workspace_shape(config: Qwen4ExpConfig, shard: Shard) -> WorkspaceShape:
         extra=(
             *delta.rows,
             *index.rows,
-            *branch_shape(config).rows,
-            *memory_shape(config).rows,
+            *branches.rows,
+            *memory_shape(config, branches).rows,
             ("shared gate", 1),
         ),
     )
@@ -176,7 +176,7 @@ class Qwen4ExpModel(Decoder):
         # Releases number the layer that n-grams come in before from zero or from one.
         first, after = config.ngram_layer, config.ngram_layer + 1
         names = tuple(f"{PREFIX}.layers.{layer}.ple" for layer in (first, after))
-        memory = NgramMemory(config, source, names)
+        memory = NgramMemory(config, source, branch_shape(config), names)
         layers = [
             Qwen4ExpLayer(config, source, f"{PREFIX}.layers.{n}", n, memory if n == first else None)
             for n in range(config.num_hidden_layers)
