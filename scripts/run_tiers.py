@@ -29,7 +29,8 @@ from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_S = {
-    "unit": 240,
+    "unit": 270,
+    "kernels": 150,
     "known_reports": 20,
     "parity": 120,
     "sim": 90,
@@ -43,20 +44,22 @@ EMULATED = {"DGPP_TEST_EMULATED": "1"}
 _SCORED = "tests/parity/test_scored_prompts.py::test_an_answer_read_as_a_prompt_has_its_numbers"
 _FIXTURE = "tests/gpu/test_fixtures.py::test_a_fixture_is_as_near_as_bf16_allows"
 MORE = {
+    "unit": ["--ignore=tests/unit/kernels"],
     "emulated": [
+        "-k=cuda or emulat or fixture",
         "tests/unit/kernels",
         "--ignore=tests/unit/kernels/test_panels.py",
         f"{_FIXTURE}[glm-4.7-bf16-per-layer]",
         f"{_FIXTURE}[glm-4.7-nvfp4-per-layer]",
         "tests/parity/test_exactness.py::test_decode_equals_prefill_bit_for_bit",
         f"{_SCORED}[cuda-glm-4.7-bf16]",
-    ]
+    ],
 }
 """What a tier runs beside its own folder."""
 NO_TESTS_COLLECTED = 5
 OVERLOAD = 0.2
 PHASES = (
-    (("unit", "known_reports", "sim"), ("emulated", "compile")),
+    (("unit", "known_reports", "sim"), ("kernels", "emulated", "compile")),
     (("parity", "e2e"),),
 )
 """What runs when, every phase in lanes side by side: those that keep one core busy, then those
@@ -126,10 +129,15 @@ def run(name: str, targets: Iterable[str], marker: str, out: TextIO) -> Ran:
     return ran
 
 
+def folder_of(tier: str) -> str:
+    """Where a tier's own tests are."""
+    return "tests/unit/kernels" if tier == "kernels" else f"tests/{tier}"
+
+
 def run_lane(tiers: Sequence[str], out: TextIO) -> list[Ran]:
     """The tiers one after the other."""
     return [
-        run(tier, [f"tests/{tier}", *MORE.get(tier, [])], "not long and not bench", out)
+        run(tier, [folder_of(tier), *MORE.get(tier, [])], "not long and not bench", out)
         for tier in tiers
     ]
 
@@ -157,13 +165,12 @@ def run_side_by_side(lanes: Sequence[Sequence[str]]) -> list[Ran]:
 
 
 def run_long(tiers: Sequence[str]) -> Ran:
-    targets = [f"tests/{tier}" for tier in tiers if tier != "emulated"]
+    targets = [folder_of(tier) for tier in tiers if tier not in ("emulated", "kernels")]
     return run("long", [*targets, "--timeout=3600"], "long", sys.stdout)
 
 
 def main() -> int:
-    tests = ROOT / "tests"
-    tiers = [tier for tier in BUDGET_S if any((tests / tier).rglob("test_*.py"))]
+    tiers = [tier for tier in BUDGET_S if any((ROOT / folder_of(tier)).rglob("test_*.py"))]
     if not any(map(shutil.which, COMPILERS)):
         print(f"--- emulated: left out, it needs one of {', '.join(COMPILERS)}", flush=True)
         tiers.remove("emulated")

@@ -96,12 +96,16 @@ class Speaker:
         said = b""
         for token in [t for text in texts for t in self.tokenizer.encode(text)]:
             more = said + self.tokenizer.bytes.raw(token)
-            if self.spelled and any(end.encode() in more for end in ends):
+            if any(self.is_plain(end) and end.encode() in more for end in ends):
                 continue
             if self.matcher._matcher.try_consume_tokens([token]):
                 self.ids.append(token)
                 said = more
         return said.decode("utf-8", "replace")
+
+    def is_plain(self, marker: str) -> bool:
+        """Whether `marker` is no token of its own."""
+        return self.spelled or len(self.tokenizer.encode(marker.strip(), controls=True)) > 1
 
     def must_say(self, text: str) -> None:
         ids = self.tokenizer.encode(text, controls=True)
@@ -154,7 +158,7 @@ def test_reasoning_and_values_of_forced_calls(form, spelled, data):
     block = form.block([(NAME, {"path": path, "text": text})])
     head, between, tail = block.replace(text, path).split(path)
     speaker.must_say("</think>" + dialect(form).thinking.after.decode() + head)
-    closing = between[: between.index(form.follow[0])]
+    closing = between[: between.index(form.follow[0])].rstrip()
     first = speaker.may_say(data.draw(hostile), closing)
     speaker.must_say(between)
     second = speaker.may_say(data.draw(hostile), closing)

@@ -123,7 +123,7 @@ def test_other_settings_give_way_and_other_facts_do_not():
     [
         (b"short", 0o600, "this one 5"),
         (b"  \n", 0o600, "this one 0"),
-        (b"x" * 5000, 0o600, "16 to 4096 bytes"),
+        (b"x" * 5000, 0o600, "over 4096 bytes"),
         (TOKEN, 0o640, "others may read it"),
         (TOKEN, 0o604, "others may read it"),
     ],
