@@ -34,7 +34,7 @@ BUDGET_S = {
     "known_reports": 20,
     "parity": 120,
     "sim": 90,
-    "e2e": 300,
+    "e2e": 360,
     "compile": 180,
     "emulated": 180,
     "long": inf,

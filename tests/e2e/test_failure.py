@@ -35,8 +35,15 @@ def open_stream(server):
     return answer
 
 
-@pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def ends():
+    """Every actor killed, and stopped; the suite stops two, one in the path of tokens."""
+    for role in ROLES:
+        yield pytest.param(role, signal.SIGKILL, id=f"{role}-killed")
+        usual = () if role in ("engine", "http") else (pytest.mark.long,)
+        yield pytest.param(role, signal.SIGSTOP, id=f"{role}-stopped", marks=usual)
+
+
+@pytest.mark.parametrize(("role", "how"), ends())
 def test_the_end_of_any_actor_ends_the_world(serve, role, how):
     server = serve(step_ms=5)
     stream = open_stream(server)

@@ -180,6 +180,7 @@ def test_doctor_names_what_is_wrong_with_which_node(launcher):
     assert "rank 1 at 127.0.0.2\n  ok       " in said
 
 
+@pytest.mark.long
 def test_a_killed_rank_ends_the_world_and_down_says_so(launcher):
     assert launcher.run("up", "--skip-preflight")[0] == 0
     first, second = launcher.pids()

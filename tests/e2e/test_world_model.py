@@ -71,6 +71,8 @@ def test_two_ranks_answer_as_one_does(serve, model):
     assert "op streams of 2 ranks: identical" in world.log
 
 
+# tests/e2e/test_ranks_cpu.py does the same with another fault in each run.
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_engine_that_dies_or_stops_amid_a_sum_is_named(serve, model, fault):
     world = serve(model=model, world_size=2, backend="cpu", threads=1, kv_capacity=4096)
