@@ -85,11 +85,22 @@ class FakeRegion:
 
 
 class FakeCompletions:
+    """Work leaves a send queue when a completion at or behind it is polled, as in adapters."""
+
     def __init__(self) -> None:
         self.entries: list[Completion] = []
+        self.ends: list[tuple[FakePair, int] | None] = []
+
+    def add(self, completion: Completion, end: tuple[FakePair, int] | None = None) -> None:
+        self.entries.append(completion)
+        self.ends.append(end)
 
     def poll(self, most: int) -> list[Completion]:
         taken, self.entries = self.entries[:most], self.entries[most:]
+        for end in self.ends[:most]:
+            if end is not None:
+                end[0].reclaimed = end[1]
+        self.ends = self.ends[most:]
         return taken
 
     def close(self) -> None:
@@ -127,6 +138,7 @@ class FakePair:
         self.receives: list[tuple[int, int, int]] = []
         self.peer: FakePair | None = None
         self.broken = False
+        self.posted = self.ended = self.reclaimed = 0
 
     def connect(self, peer: Address, mtu: int) -> None:
         other = self.fabric.pairs.get(peer.number)
@@ -149,11 +161,12 @@ class FakePair:
         del self.fabric.pairs[self.address.number]
 
     def _post(self, work: Work, lkey: int) -> None:
-        if self.peer is None or len(self.queue) >= self.depth:
+        if self.peer is None or self.posted - self.reclaimed >= self.depth:
             raise PostError("fake: not connected, or full")
         regions = self.port.regions
         work.local = any(r.lkey == lkey and r.holds(work.address, work.length) for r in regions)
         self.queue.append(work)
+        self.posted += 1
         if self.broken:
             self._flush()
 
@@ -170,6 +183,7 @@ class FakePair:
         self._attempt(work)
         while self.queue and self.queue[0].arrived is not None:
             first = self.queue.pop(0)
+            self.ended += 1
             if first.arrived is not Status.DONE:
                 self._report(first, first.arrived)
                 self.broken = True
@@ -216,7 +230,7 @@ class FakePair:
         work.arrived = Status.DONE
         if work.immediate is not None:
             wr_id, _address, _length = peer.receives.pop(0)
-            peer.completions.entries.append(
+            peer.completions.add(
                 Completion(wr_id, Event.WRITTEN, Status.DONE, work.immediate, work.length)
             )
 
@@ -227,15 +241,14 @@ class FakePair:
             return
         ctypes.memmove(address, work.address, work.length)
         work.arrived = Status.DONE
-        self.peer.completions.entries.append(
-            Completion(wr_id, Event.RECEIVED, Status.DONE, 0, work.length)
-        )
+        self.peer.completions.add(Completion(wr_id, Event.RECEIVED, Status.DONE, 0, work.length))
 
     def _flush(self) -> None:
         for work in self.queue:
+            self.ended += 1
             self._report(work, Status.FLUSHED)
         self.queue = []
 
     def _report(self, work: Work, status: Status) -> None:
         event = Event.SENT if status is Status.DONE else Event.FAILED
-        self.completions.entries.append(Completion(work.wr_id, event, status))
+        self.completions.add(Completion(work.wr_id, event, status), (self, self.ended))
