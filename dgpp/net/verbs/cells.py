@@ -61,4 +61,4 @@ def read_cell(source: Bytes) -> Cell | None:
     seal = int.from_bytes(held[_SEALED_BYTES:].tobytes(), "little")
     if fold(held[:_SEALED_BYTES]) != seal:
         return None
-    return Cell(*_CELL.unpack_from(held))
+    return Cell(*_CELL.unpack_from(held.tobytes()))
