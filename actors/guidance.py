@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,9 @@ from dgpp.sched.verdict import Verdict
 from dgpp.text.codec import TextCodec
 
 ENGINE = "sampler>engine"
+
+
+_log = logging.getLogger("dgpp.sampler")
 
 
 class Guidance:
@@ -63,7 +67,9 @@ class Guidance:
             return
         for decided in verdict.slots:
             if decided.slot in self._guided:
-                self._guides.advance(decided.slot, decided.tokens)
+                ended = self._guides.advance(decided.slot, decided.tokens)
+                if ended:
+                    _log.warning("slot %d: its grammar ends here: %s", decided.slot, ended)
 
     def _forget(self, slot: int) -> None:
         if slot in self._guided:

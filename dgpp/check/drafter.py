@@ -148,7 +148,7 @@ def run_rank(
     collective: Collective | None,
 ) -> DrafterRun:
     config = parse(checkpoint.config)
-    require_target(config, family_of(target.config).parse(target.config))
+    require_target(config, family_of(target.config).settle(target.config))
     limits = engine_limits(target.config, len(expected["ids"]))
     engine = ModelEngine(
         target,

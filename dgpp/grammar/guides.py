@@ -32,8 +32,8 @@ class Guides:
             self._held[slot].mask(row)
         return found
 
-    def advance(self, slot: int, tokens: Sequence[int]) -> None:
-        """Take in the committed tokens of a slot; nothing where it follows no grammar."""
+    def advance(self, slot: int, tokens: Sequence[int]) -> str:
+        """Take in the committed tokens of a slot; nothing where it follows no grammar. Why its
+        grammar cannot go on, "" where it can."""
         matcher = self._held.get(slot)
-        if matcher is not None:
-            matcher.consume(tokens)
+        return "" if matcher is None else matcher.consume(tokens)

@@ -21,7 +21,8 @@ LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""What one grammar may cost: about 40 ms to compile, 200 MB of lexer states at the very most."""
+"""What one grammar may cost: about 40 ms to compile, 200 MB of lexer states at the very most. Not
+bounded by these are divisors of numbers (`dgpp.serve.divisors`)."""
 REMEMBERED = 64
 """Compiled grammars kept for requests to come."""
 
@@ -42,14 +43,14 @@ class Matcher:
         found = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         out[: self._words] = 0 if self._matcher.is_error() else found[: self._words]
 
-    def consume(self, tokens: Sequence[int]) -> None:
-        """Take in committed tokens. Raises GrammarBrokenError where one was not allowed."""
+    def consume(self, tokens: Sequence[int]) -> str:
+        """Take in committed tokens. Why the grammar cannot go on, "" where it can: what a request
+        asked for is no reason to end anything but its own answer, which the next mask does."""
         if self._matcher.is_stopped() and not self._matcher.is_error():
-            return
-        if not self._matcher.consume_tokens(list(tokens)):
-            if self.is_spent:
-                return
-            raise GrammarBrokenError(f"grammar: {self._matcher.get_error()[:200]}")
+            return ""
+        if self._matcher.is_error() or self._matcher.consume_tokens(list(tokens)):
+            return ""
+        return str(self._matcher.get_error()[:200])
 
     def rollback(self, count: int) -> None:
         """Undo the last `count` tokens consumed."""
@@ -61,10 +62,14 @@ class Matcher:
         """The answer may end here."""
         return bool(self._matcher.is_accepting())
 
-    @property
-    def is_spent(self) -> bool:
-        """The grammar's work exceeded its limits while it ran."""
-        return str(self._matcher.stop_reason()) in ("LexerTooComplex", "ParserTooComplex")
+
+def _require_beginning(matcher: LLMatcher) -> None:
+    """A schema that refers to itself without end compiles, and nothing fits it."""
+    allowed = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+    if matcher.is_error():
+        raise GrammarError(matcher.get_error().strip())
+    if not allowed.any() and not matcher.is_accepting():
+        raise GrammarError("no text fits it")
 
 
 class Grammars:
@@ -86,6 +91,7 @@ class Grammars:
             found = LLMatcher(self._vocabulary, grammar, log_level=0, limits=LIMITS)
             if found.is_error():
                 raise GrammarError(found.get_error().strip())
+            _require_beginning(found.deep_copy())
             with self._lock:
                 self._compiled[grammar] = found
                 while len(self._compiled) > self._remembered:

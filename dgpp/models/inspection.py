@@ -118,7 +118,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     family = family_of(checkpoint.config)
     binding = Binding(checkpoint)
     tally = _Tally(binding)
-    family.build(family.parse(checkpoint.config), tally, drafts=False)
+    family.build(family.settle(checkpoint.config), tally, drafts=False)
     binding.finish()
     sizes = {name: checkpoint.bytes_of(name) for name in checkpoint.names}
     formats = [_share(name, counts) for name, counts in tally.formats.items()]

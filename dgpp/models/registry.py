@@ -136,6 +136,11 @@ class Model(Protocol):
         """Logits [len(index), |vocabulary|] of rows of the last forward."""
 
 
+KINDS = (AttributeError, KeyError, IndexError, TypeError, OverflowError, MemoryError, ValueError)
+"""What reading a value of another kind than expected comes to."""
+MOST_LAYERS = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """`parse` reads config.json, `build` makes the model from its result and a WeightSource.
@@ -154,7 +159,18 @@ class Family:
     def settle(self, config: dict[str, Any], forms: ModelForms = AS_STORED) -> Any:
         """What `parse` makes of a config.json, in the forms asked for. Raises CheckpointError
         naming a field, ConfigError naming a key that does not apply."""
-        parsed = self.parse(config)
+        try:
+            parsed = self.parse(config)
+        except KINDS as error:
+            # What is deep inside may be of any kind: the fields that matter are checked by name.
+            raise CheckpointError(
+                f"config.json: a value of another kind than {self.name} has there "
+                f"({type(error).__name__}: {str(error)[:100]})"
+            ) from error
+        if parsed.num_hidden_layers > MOST_LAYERS:
+            raise CheckpointError(
+                f"config.json: num_hidden_layers: {parsed.num_hidden_layers}, at most {MOST_LAYERS}"
+            )
         self.takes.require(self.name, forms)
         if forms.rope_scaling is not None:
             parsed = stretched_context(parsed, forms.rope_scaling)

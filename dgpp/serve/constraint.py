@@ -11,6 +11,7 @@ from typing import Any
 from dgpp.grammar.answer import Wanted, answer_grammar
 from dgpp.grammar.errors import GrammarError
 from dgpp.grammar.matcher import Grammars
+from dgpp.serve.divisors import MOST, too_fine
 from dgpp.serve.errors import ApiError, invalid
 from dgpp.serve.request import GenerationRequest
 from dgpp.text.codec import TextCodec
@@ -34,6 +35,11 @@ def grammar_of(
     or the tool at fault.
     """
     wanted = _wanted(request)
+    for at, schema in _schemas(request):
+        if too_fine(schema):
+            path = f"{at}{_path(schema, 'multipleOf') or ''}"
+            text = f"{path} cannot be enforced: divisors together over {MOST}"
+            raise invalid(text, path, "unsupported_schema")
     try:
         grammar = answer_grammar(wanted, codec.dialect, codec.tokenizer, reasoning=reasoning)
         grammars.compile(grammar)

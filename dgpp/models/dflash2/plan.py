@@ -32,7 +32,7 @@ def with_drafter(
     beside it: its weights, its rows of every slot, its activations. Raises CheckpointError where
     the drafter is not the target's, ConfigError where `world` does not divide its sizes."""
     parsed = parse(drafter)
-    require_target(parsed, family_of(target).parse(target))
+    require_target(parsed, family_of(target).settle(target))
     source = PlannedWeights(Shard(0, world))
     model = DFlash2(parsed, source)
     cuda = settings.backend == "cuda"
