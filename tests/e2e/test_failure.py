@@ -43,7 +43,7 @@ def ends():
         yield pytest.param(role, signal.SIGSTOP, id=f"{role}-stopped", marks=usual)
 
 
-@pytest.mark.parametrize(("role", "how"), ends())
+@pytest.mark.parametrize(("role", "how"), list(ends()))
 def test_the_end_of_any_actor_ends_the_world(serve, role, how):
     server = serve(step_ms=5)
     stream = open_stream(server)
