@@ -23,6 +23,7 @@ LIMITS = LLParserLimits(
 )
 """What one grammar may cost: about 40 ms to compile, 200 MB of lexer states at the very most. Not
 bounded by these are divisors of numbers (`dgpp.serve.divisors`)."""
+NOTHING = "no text fits it"
 REMEMBERED = 64
 """Compiled grammars kept for requests to come."""
 
@@ -63,13 +64,19 @@ class Matcher:
         return bool(self._matcher.is_accepting())
 
 
+def _said(matcher: LLMatcher) -> str:
+    """What is wrong with a grammar, in words."""
+    text = str(matcher.get_error().strip())
+    return NOTHING if text.startswith("NoExtension") else text
+
+
 def _require_beginning(matcher: LLMatcher) -> None:
     """A schema that refers to itself without end compiles, and nothing fits it."""
     allowed = np.frombuffer(matcher.compute_bitmask(), np.uint32)
     if matcher.is_error():
-        raise GrammarError(matcher.get_error().strip())
+        raise GrammarError(_said(matcher))
     if not allowed.any() and not matcher.is_accepting():
-        raise GrammarError("no text fits it")
+        raise GrammarError(NOTHING)
 
 
 class Grammars:
@@ -90,7 +97,7 @@ class Grammars:
         if found is None:
             found = LLMatcher(self._vocabulary, grammar, log_level=0, limits=LIMITS)
             if found.is_error():
-                raise GrammarError(found.get_error().strip())
+                raise GrammarError(_said(found))
             _require_beginning(found.deep_copy())
             with self._lock:
                 self._compiled[grammar] = found

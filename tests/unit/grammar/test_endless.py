@@ -63,6 +63,13 @@ def test_no_schema_ends_more_than_its_own_answer(schema, strict):
             break
 
 
+def test_a_schema_that_nothing_fits_is_refused_in_words():
+    tokenizer, found = grammars()
+    text = answer_grammar(Wanted(schema=LOOP, strict=True), Dialect(), tokenizer, reasoning=False)
+    with pytest.raises(GrammarError, match=r"^no text fits it$"):
+        found.compile(text)
+
+
 @pytest.mark.parametrize(
     ("schema", "fine"),
     [
