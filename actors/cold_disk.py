@@ -113,7 +113,8 @@ class ColdDisk:
             error = ""
             try:
                 self._spill(job) if isinstance(job, Spill) else self._restore(job)
-            except OSError as failure:
+            except (OSError, ValueError) as failure:
+                # Whatever it is: a thread that ended here would leave prompts waiting for ever.
                 error = str(failure)
                 self.figures.failures += 1
             spent = time.monotonic_ns() - start

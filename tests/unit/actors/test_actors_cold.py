@@ -290,6 +290,14 @@ def test_a_short_slab_and_a_full_disk_fail_the_operation_alone(tmp_path, monkeyp
     bench.disk.close()
 
 
+def test_an_operation_that_makes_no_sense_fails_alone(tmp_path):
+    bench = Bench(tmp_path)
+    bench.run(OUT)
+    assert not bench.run(Restore(3, (4, 2), (2,), (), -1)).ok
+    assert bench.run(BACK).ok
+    bench.disk.close()
+
+
 def test_without_keep_nothing_stays(tmp_path):
     bench = Bench(tmp_path, keeps=False)
     bench.run(OUT)
