@@ -12,8 +12,8 @@ from dgpp.errors import ConfigError
 from dgpp.net.choose import open_collective
 from dgpp.net.collective import Collective
 from dgpp.net.errors import CollectiveError
-from dgpp.net.shm import RENDEZVOUS_S
 from dgpp.net.slab import create_slab
+from dgpp.net.watch import RENDEZVOUS_S
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy.typing as npt
 
+from dgpp.net.errors import CollectiveMismatchError
 from kernels_numba.backend import Backend, Picker, Tensor
 from kernels_numba.meeting import BF16_WIRE, F32_WIRE
 
@@ -74,3 +75,11 @@ class Collective(Protocol):
 
     def close(self) -> None:
         """Leave the world; whoever still waits for this rank is told so."""
+
+
+def require_same_width(width: int, out: int) -> None:
+    """Raises CollectiveMismatchError."""
+    if out != width:
+        raise CollectiveMismatchError(
+            f"collective: rows of {width} values cannot be summed into rows of {out}"
+        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import enum
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,33 +9,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dgpp.net.collective import CollectiveStatistics, Wire
+from dgpp.net.collective import CollectiveStatistics, Wire, require_same_width
 from dgpp.net.errors import (
     CollectiveError,
     CollectiveMismatchError,
-    PeerAbsentError,
     PeerLeftError,
 )
 from dgpp.net.futex import futex_wait, futex_wake
 from dgpp.net.slab import SLOT_BYTES, Slab
-from dgpp.net.watch import LOADING, LOOK_S, SERVING, Beater, Limits, Patience
+from dgpp.net.spins import spins_of
+from dgpp.net.tags import Kind, describe, mismatch, tag
+from dgpp.net.tally import Tally
+from dgpp.net.watch import (
+    LOADING,
+    LOOK_S,
+    RENDEZVOUS_S,
+    SERVING,
+    Beater,
+    Limits,
+    Patience,
+    await_all,
+)
 from kernels_numba.backend import Backend, Picker, Tensor
 from kernels_numba.cpu import exchange
 from kernels_numba.cpu.memory import Block, allocate
-from kernels_numba.meeting import GENERATION, LINE_BYTES
+from kernels_numba.meeting import GENERATION
 from kernels_numba.weights import VECTOR
-
-RENDEZVOUS_S = 120.0
-SPIN_US = 20.0
-"""How long a rank polls before it sleeps, where the ranks have a CPU each."""
-_JOIN_POLL_S = 0.01
-_SPINS = 2000
-
-
-class _Kind(enum.IntEnum):
-    ALL_REDUCE = 1
-    ALL_GATHER = 2
-    BARRIER = 3
 
 
 class ShmCollective:
@@ -67,12 +64,12 @@ class ShmCollective:
         self._serving, self._limits = serving, loading
         self.slab = Slab(fd, rank, world, slot_bytes)
         self._line = self.slab.line(rank)
-        self._spins = _spins(world)
+        slots = [[self.slab.slot(of, turn) for of in range(world)] for turn in range(2)]
+        self._slots = np.array(slots, np.int64)
+        self._parts = [int(turn.ctypes.data) for turn in self._slots]
+        self._spins = spins_of(world)
         self._sums = Block(allocate((1, VECTOR), np.float32))
-        self._counts = dict.fromkeys(_Kind, 0)
-        self._bytes = self._waits = 0
-        self._waited_s = 0.0
-        self._late = [0] * world
+        self._tally = Tally(world)
         self._broken: CollectiveError | None = None
         self._closed = False
 
@@ -81,16 +78,7 @@ class ShmCollective:
         slab = self.slab
         slab.enter()
         self.beater.start()
-        tries = max(1, int(timeout_s / _JOIN_POLL_S))
-        while absent := [rank for rank in range(self.world) if not slab.pid(rank)]:
-            if tries == 0:
-                names = ", ".join(f"rank {rank}" for rank in absent)
-                raise PeerAbsentError(
-                    f"collective: {names} of {self.world} did not join within {timeout_s:g} s "
-                    "(engine.rendezvous_timeout_ms)"
-                )
-            tries -= 1
-            time.sleep(_JOIN_POLL_S)
+        await_all(slab, self.world, timeout_s)
         for rank in range(self.world):
             slab.require_same_shape(rank)
         self.barrier()
@@ -110,17 +98,7 @@ class ShmCollective:
             self.slab.close()
 
     def statistics(self) -> CollectiveStatistics:
-        counts = self._counts
-        return CollectiveStatistics(
-            path=self.name,
-            all_reduces=counts[_Kind.ALL_REDUCE],
-            all_gathers=counts[_Kind.ALL_GATHER],
-            barriers=counts[_Kind.BARRIER],
-            bytes=self._bytes,
-            waits=self._waits,
-            waited_s=self._waited_s,
-            late=tuple(self._late),
-        )
+        return self._tally.statistics(self.name)
 
     # Operations --------------------------------------------------------------------------------
 
@@ -132,10 +110,7 @@ class ShmCollective:
 
     def all_reduce(self, count: int, partial: Block, out: Block, *, add: bool = True) -> None:
         width, wire = partial.width, int(self._wire)
-        if out.width != width:
-            raise CollectiveMismatchError(
-                f"collective: rows of {width} values cannot be summed into rows of {out.width}"
-            )
+        require_same_width(width, out.width)
         room = self.slab.slot_bytes // (wire * width)
         if room == 0:
             raise CollectiveMismatchError(
@@ -146,15 +121,15 @@ class ShmCollective:
             self._sums = Block(allocate((1, -(-width // VECTOR) * VECTOR), np.float32))
         for first in range(0, count, room):
             rows = min(room, count - first)
-            generation = self._next(_Kind.ALL_REDUCE, wire * rows * width)
+            generation = self._next(Kind.ALL_REDUCE, wire * rows * width)
             exchange.put_rows(
                 partial.address + first * partial.stride, partial.stride, rows, width, wire,
                 self.slab.slot(self.rank, generation),
             )  # fmt: skip
-            self._meet(_Kind.ALL_REDUCE, wire * rows * width)
+            self._meet(Kind.ALL_REDUCE, wire * rows * width)
             exchange.sum_rows(
-                self.slab.slot(0, generation), 2 * self.slab.slot_bytes, self.world, rows, width,
-                wire, self._sums.address, out.address + first * out.stride, out.stride, int(add),
+                self._parts[generation & 1], self.world, rows, width, wire,
+                self._sums.address, out.address + first * out.stride, out.stride, int(add),
             )  # fmt: skip
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -164,57 +139,49 @@ class ShmCollective:
         step = self.slab.slot_bytes
         for first in range(0, max(flat.size, 1), step):
             part = flat[first : first + step]
-            generation = self._next(_Kind.ALL_GATHER, part.size)
+            generation = self._next(Kind.ALL_GATHER, part.size)
             slots = self.slab.slots[:, generation & 1, : part.size]
             slots[self.rank] = part
-            self._meet(_Kind.ALL_GATHER, part.size)
+            self._meet(Kind.ALL_GATHER, part.size)
             out[:, first : first + part.size] = slots
         return out.view(sent.dtype).reshape(self.world, *sent.shape)
 
     def barrier(self) -> None:
-        self._next(_Kind.BARRIER, 0)
-        self._meet(_Kind.BARRIER, 0)
+        self._next(Kind.BARRIER, 0)
+        self._meet(Kind.BARRIER, 0)
 
     # Meeting -----------------------------------------------------------------------------------
 
-    def _next(self, kind: _Kind, size: int) -> int:
+    def _next(self, kind: Kind, size: int) -> int:
         """Begin the next collective."""
         if self._closed:
             raise CollectiveError(f"collective: rank {self.rank} has left")
         self.check()
         self.generation += 1
-        self._counts[kind] += 1
-        self._bytes += size
+        self._tally.begin(kind, size)
         return self.generation
 
-    def _meet(self, kind: _Kind, size: int) -> None:
+    def _meet(self, kind: Kind, size: int) -> None:
         """Publish this rank's part and return when everyone's is there."""
         generation = self.generation
-        tag = kind << 56 | self._wire << 48 | size
+        mine = tag(kind, self._wire, size)
         lines, world = self.slab.lines, self.world
-        if exchange.publish(self._line, tag, generation):
+        if exchange.publish(self._line, mine, generation):
             futex_wake(self._line + GENERATION)
         if exchange.missing(lines, world, generation, self._spins) >= 0:
-            self._wait(f"{_describe(tag)} (number {generation})")
-        other = exchange.other_tag(lines, world, generation, tag)
+            self._wait(f"{describe(mine)} (number {generation})")
+        other = exchange.other_tag(lines, world, generation, mine)
         if other >= 0:
-            theirs = exchange.tag_of(self.slab.line(other), generation)
-            self._fail(
-                other,
-                CollectiveMismatchError(
-                    f"collective: number {generation} is {_describe(theirs)} on rank {other} and "
-                    f"{_describe(tag)} on rank {self.rank}"
-                ),
-            )
+            theirs = describe(exchange.tag_of(self.slab.line(other), generation))
+            said = mismatch(generation, other, theirs, self.rank, describe(mine))
+            self._fail(other, CollectiveMismatchError(said))
 
     def _wait(self, what: str) -> None:
         began = time.perf_counter()
         patience = Patience(self.slab, self._limits, what)
         lines, world, generation = self.slab.lines, self.world, self.generation
         rank = exchange.missing(lines, world, generation, 0)
-        self._waits += 1
-        if rank >= 0:
-            self._late[rank] += 1
+        self._tally.late(rank)
         while rank >= 0:
             if not self._sleep_on(rank):
                 self._heed_blame(what)
@@ -223,7 +190,7 @@ class ShmCollective:
                 except CollectiveError as error:
                     self._fail(rank, error)
             rank = exchange.missing(lines, world, generation, 0)
-        self._waited_s += time.perf_counter() - began
+        self._tally.waited(time.perf_counter() - began)
 
     def _sleep_on(self, rank: int) -> bool:
         """Sleep until `rank` publishes something; False when it did not for LOOK_S."""
@@ -251,26 +218,3 @@ class ShmCollective:
 
     def _beat(self) -> None:
         self.slab.beat()
-
-
-def _describe(tag: int) -> str:
-    names = {1: "an all-reduce", 2: "an all-gather", 3: "a barrier"}
-    kind, size = tag >> 56 & 0xFF, tag & 0xFFFFFFFFFFFF
-    name = names.get(kind, "nothing")
-    if kind == _Kind.BARRIER:
-        return name
-    wire = "bf16 " if tag >> 48 & 0xFF == Wire.BF16 and kind == _Kind.ALL_REDUCE else ""
-    return f"{name} of {size} {wire}bytes"
-
-
-def _spins(world: int) -> int:
-    """Looks that take about SPIN_US; none where ranks share CPUs and a spin holds up its peer."""
-    if len(os.sched_getaffinity(0)) < world:
-        return 0
-    line = np.zeros(LINE_BYTES // 8, np.int64)
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        exchange.missing(int(line.ctypes.data), 1, 1, _SPINS)
-        times.append(time.perf_counter() - began)
-    return max(1, int(_SPINS * SPIN_US * 1e-6 / min(times)))

@@ -7,15 +7,18 @@ accused afterwards.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
-from dgpp.net.errors import PeerLateError, PeerLeftError, PeerSilentError
+from dgpp.net.errors import PeerAbsentError, PeerLateError, PeerLeftError, PeerSilentError
 
 LOOK_S = 0.1
 """Between two looks, and between two beats."""
+RENDEZVOUS_S = 120.0
+_JOIN_POLL_S = 0.01
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -36,6 +39,24 @@ class Beats(Protocol):
     def beats(self, rank: int) -> int: ...
     def pid(self, rank: int) -> int: ...
     def left(self, rank: int) -> bool: ...
+
+
+def await_all(
+    ranks: Beats, world: int, timeout_s: float, look: Callable[[], None] = lambda: None
+) -> None:
+    """Returns when every rank has a process; `look` may raise while it waits. Raises
+    PeerAbsentError naming those that did not come."""
+    tries = max(1, int(timeout_s / _JOIN_POLL_S))
+    while absent := [rank for rank in range(world) if not ranks.pid(rank)]:
+        if tries == 0:
+            names = ", ".join(f"rank {rank}" for rank in absent)
+            raise PeerAbsentError(
+                f"collective: {names} of {world} did not join within {timeout_s:g} s "
+                "(engine.rendezvous_timeout_ms)"
+            )
+        tries -= 1
+        look()
+        time.sleep(_JOIN_POLL_S)
 
 
 class Patience:

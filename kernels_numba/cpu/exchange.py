@@ -20,7 +20,7 @@ from kernels_numba.cpu.atomics import (
     pause,
     store_release,
 )
-from kernels_numba.cpu.pointers import view_f32, view_u16
+from kernels_numba.cpu.pointers import view_f32, view_i64, view_u16
 from kernels_numba.cpu.rows import copy_row
 from kernels_numba.cpu.scalar import bits_of_float, float_of_bits
 from kernels_numba.jit import kernel
@@ -128,21 +128,39 @@ def add_row(start: int, width: int, wire: int, first: int, sums: int) -> None:
 
 
 @kernel()
+def sum_parts(parts: int, world: int, offset: int, count: int, wire: int, sums: int) -> None:
+    """sums [count] = Σ over ranks of what lies `offset` bytes into each one's part; `parts` are the
+    addresses of these, int64 [world]."""
+    starts = view_i64(parts, world)
+    for rank in range(world):
+        add_row(starts[rank] + offset, count, wire, int(rank == 0), sums)
+
+
+@kernel(inline=True)
+def put_total(sums: int, width: int, out: int, residual: int) -> None:
+    """out [width] = sums, added to what it holds where `residual`."""
+    total, target = view_f32(sums, width), view_f32(out, width)
+    if residual != 0:
+        for i in range(width):
+            target[i] = target[i] + total[i]
+    else:
+        for i in range(width):
+            target[i] = total[i]
+
+
+@kernel()
+def put_totals(sums: int, rows: int, width: int, out: int, stride: int, residual: int) -> None:
+    """Whole float32 rows without gaps into rows `stride` bytes apart."""
+    for r in range(rows):
+        put_total(sums + 4 * r * width, width, out + r * stride, residual)
+
+
+@kernel()
 def sum_rows(
-    slots: int, slot_stride: int, world: int, rows: int, width: int, wire: int, sums: int,
-    out: int, stride: int, residual: int,
+    parts: int, world: int, rows: int, width: int, wire: int, sums: int, out: int, stride: int,
+    residual: int,
 ) -> None:  # fmt: skip
     """out[r] = Σ over ranks of their rows r (+ out[r]); `sums` is scratch for `width` floats."""
-    total = view_f32(sums, width)
     for r in range(rows):
-        for rank in range(world):
-            add_row(
-                slots + rank * slot_stride + wire * r * width, width, wire, int(rank == 0), sums
-            )
-        target = view_f32(out + r * stride, width)
-        if residual != 0:
-            for i in range(width):
-                target[i] = target[i] + total[i]
-        else:
-            for i in range(width):
-                target[i] = total[i]
+        sum_parts(parts, world, wire * r * width, width, wire, sums)
+        put_total(sums, width, out + r * stride, residual)

@@ -47,3 +47,13 @@ class QueueBrokenError(BusError):
 
 class ProtocolError(BusError):
     """A peer filled, announced or gave back slots otherwise than agreed."""
+
+
+class PollerError(BusError):
+    """This rank's own poller is gone or stands still."""
+
+
+class BusStartError(BusError):
+    """The poller could not bring the bus up; its own words say why."""
+
+    exit_status = 1

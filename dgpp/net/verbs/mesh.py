@@ -1,37 +1,56 @@
-"""All channels of a rank: to every peer, on every lane, of both pools."""
+"""All queue pairs of a rank: to every peer, on every lane, for both pools."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from dgpp.net.verbs.cells import Bytes
-from dgpp.net.verbs.channel import Channel, Far, Near, peer_of, queue_depth
-from dgpp.net.verbs.frames import Geometry, LaneEnd, RankFrame
-from dgpp.net.verbs.layout import Layout, Pool
-from dgpp.net.verbs.library import CompletionQueue, Port, QueuePair, Region, require_done
+from dgpp.net.verbs.frames import LaneEnd, RankFrame
+from dgpp.net.verbs.layout import Layout, Place, Pool
+from dgpp.net.verbs.library import CompletionQueue, Port, QueuePair, Region
+from kernels_numba.cpu.bus import CELL_BYTES
 
-_POLLED = 64
+
+def queue_depth(slots: int) -> int:
+    """What a channel's queue pair must hold: payload, doorbell and credit a slot, for two turns of
+    the ring, and what leaves it only with the next signaled work."""
+    return 8 * slots
+
+
+class Link(NamedTuple):
+    """A connected queue pair: `near` lies in this rank's slab at `start`, registered as `lkey`;
+    `far` in the peer's at `remote`, which `rkey` opens."""
+
+    peer: int
+    lane: int
+    pair: QueuePair
+    depth: int
+    start: int
+    lkey: int
+    near: Place
+    remote: int
+    rkey: int
+    far: Place
 
 
 class Mesh:
     """One rank's end of the bus: `frame` is told to the others, `connect` takes what they told.
 
-    `ports` are the lanes, in the same order on every rank. `slab` is uint8 of at least
-    `Layout(geometry, lanes, world).bytes`, begins at a multiple of 64 bytes, is all zero and stays
-    where it is until `close`; ports are the caller's. One thread uses it.
+    `ports` are the lanes, in the same order on every rank. The slab lies at `address`, a multiple
+    of 64, is all zero and stays there until `close`; ports are the caller's. One thread uses it.
     """
 
-    def __init__(
-        self, ports: Sequence[Port], rank: int, world: int, geometry: Geometry, slab: Bytes
-    ) -> None:
-        self.rank, self.world, self._geometry = rank, world, geometry
-        self._ports, self._slab = ports, slab
-        self._layout = Layout(geometry, len(ports), world)
-        assert slab.size >= self._layout.bytes
+    def __init__(self, ports: Sequence[Port], rank: int, layout: Layout, address: int) -> None:
+        assert address % CELL_BYTES == 0
+        assert len(ports) == layout.lanes
+        self.rank, self.world, self._layout = rank, layout.world, layout
+        self._ports, self._address = ports, address
         self._regions: list[Region] = []
-        self._queues: list[CompletionQueue] = []
+        self.queues: list[CompletionQueue] = []
+        """One a lane."""
+        self.links: list[Link] = []
+        """In the order of `Place.number`, once connected."""
         self._pairs: dict[tuple[int, int, Pool], QueuePair] = {}
-        self._channels: dict[tuple[int, int, Pool], Channel] = {}
         try:
             for lane, port in enumerate(ports):
                 self._open(lane, port)
@@ -45,43 +64,32 @@ class Mesh:
 
     def frame(self) -> RankFrame:
         """What the other ranks must know of this one."""
+        lanes = range(len(self._ports))
         return RankFrame(
             self.rank,
-            self._geometry,
-            tuple(
-                tuple(self._end(peer, lane) for lane in range(len(self._ports)))
-                for peer in self.peers
-            ),
+            self._layout.geometry,
+            tuple(tuple(self._end(peer, lane) for lane in lanes) for peer in self.peers),
         )
 
     def connect(self, table: Sequence[RankFrame]) -> None:
         """To all ranks of `table`, everyone's frame by rank, this one's too. Nothing may be sent
         before all ranks have connected. Raises DeviceError."""
+        links = []
         for (peer, lane, pool), pair in self._pairs.items():
             theirs = table[peer].towards(self.rank)[lane]
             there = theirs.latency if pool is Pool.LATENCY else theirs.bulk
             pair.connect(there, min(theirs.mtu, self._ports[lane].mtu))
-            place = self._layout.place(self.rank, peer, lane, pool)
-            mirror = self._layout.place(peer, self.rank, lane, pool)
-            self._channels[peer, lane, pool] = Channel(
-                pair,
-                Near(self._slab, self._regions[lane], place),
-                Far(theirs.slab, theirs.key, mirror),
-                peer,
-                self._whom(peer, lane),
-            )
+            near = self._layout.place(self.rank, peer, lane, pool)
+            far = self._layout.place(peer, self.rank, lane, pool)
+            lkey = self._regions[lane].lkey
+            depth = queue_depth(near.slots)
+            ours, remote = (depth, self._address, lkey, near), (theirs.slab, theirs.key, far)
+            links.append(Link(peer, lane, pair, *ours, *remote))
+        self.links = sorted(links, key=lambda link: link.near.number)
 
-    def channel(self, peer: int, lane: int, pool: Pool) -> Channel:
-        """A connected channel."""
-        return self._channels[peer, lane, pool]
-
-    def poll(self) -> None:
-        """Look after posted work. Raises the BusError of the first that failed, naming the peer
-        and the lane. To be called at least once for every time that a pool's slots go round."""
-        for lane, queue in enumerate(self._queues):
-            while done := queue.poll(_POLLED):
-                for completion in done:
-                    require_done(completion, self._whom(peer_of(completion.wr_id), lane))
+    def whom(self, peer: int, lane: int) -> str:
+        """A peer for messages."""
+        return f"rank {peer}, lane {lane} ({self._ports[lane].name})"
 
     def close(self) -> None:
         """Give all back but the ports."""
@@ -89,22 +97,22 @@ class Mesh:
             pair.close()
         for region in self._regions:
             region.close()
-        for queue in self._queues:
+        for queue in self.queues:
             queue.close()
-        self._pairs, self._regions, self._queues = {}, [], []
+        self._pairs, self._regions, self.queues, self.links = {}, [], [], []
 
     def _open(self, lane: int, port: Port) -> None:
-        sizes = {
-            Pool.LATENCY: queue_depth(self._geometry.latency_slots),
-            Pool.BULK: queue_depth(self._geometry.bulk_slots),
+        geometry = self._layout.geometry
+        depths = {
+            Pool.LATENCY: queue_depth(geometry.latency_slots),
+            Pool.BULK: queue_depth(geometry.bulk_slots),
         }
-        address = int(self._slab.ctypes.data)
-        self._regions.append(port.register(address, self._layout.bytes))
-        # All that is out may fail at once.
-        queue = port.completion_queue((self.world - 1) * sum(sizes.values()))
-        self._queues.append(queue)
+        self._regions.append(port.register(self._address, self._layout.bytes))
+        # All that is out may fail at once, sends and receives.
+        queue = port.completion_queue(2 * (self.world - 1) * sum(depths.values()))
+        self.queues.append(queue)
         for peer in self.peers:
-            for pool, depth in sizes.items():
+            for pool, depth in depths.items():
                 self._pairs[peer, lane, pool] = port.queue_pair(queue, depth)
 
     def _end(self, peer: int, lane: int) -> LaneEnd:
@@ -116,6 +124,3 @@ class Mesh:
             self._ports[lane].mtu,
             region.address,
         )
-
-    def _whom(self, peer: int, lane: int) -> str:
-        return f"rank {peer}, lane {lane} ({self._ports[lane].name})"

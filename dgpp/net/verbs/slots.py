@@ -1,4 +1,4 @@
-"""The two halves of a channel: slots that are filled, announced, read and given back in a ring.
+"""The engine's ends of all channels: messages put into slots, looked for, and given back in a ring.
 
 Message n (from 1) goes into slot (n − 1) mod slots, none is left out. Its slot is filled again only
 when its credit has come back; credits come back in the same order. A doorbell announces a message
@@ -7,109 +7,148 @@ but proves nothing of its payload: the hash in it does. Memory only: no clock, n
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator
 from typing import NamedTuple
 
-from dgpp.net.verbs.cells import CELL_BYTES, Bytes, Cell, fold, read_cell, write_cell
+import numpy as np
+import numpy.typing as npt
+
 from dgpp.net.verbs.errors import ProtocolError
-from dgpp.net.verbs.layout import Place
+from dgpp.net.verbs.layout import Pool
+from dgpp.net.verbs.slab import BusSlab
+from kernels_numba.cpu import bus
 
 
-class Outbox:
-    """The half that sends. `slab` is uint8, this rank's whole one."""
+class Mark(NamedTuple):
+    """What one collective's messages carry: its number, and its kind and size as one word."""
 
-    def __init__(self, slab: Bytes, place: Place, whom: str) -> None:
-        self._slab, self.place, self._whom = slab, place, whom
-        self._sent: list[Cell | None] = [None] * place.slots
-        self.sequence = 0
-        """Of the last message."""
-        self.credited = 0
-        """Of the last message that the peer has read."""
-
-    def room(self) -> int:
-        """Slots that are free, after a look at the credits. Raises ProtocolError."""
-        place = self.place
-        while self.credited < self.sequence:
-            slot = self.credited % place.slots
-            start = place.cell(place.credits, slot)
-            cell = read_cell(self._slab[start : start + CELL_BYTES])
-            sent = self._sent[slot]
-            assert sent is not None
-            if cell is None or cell.sequence == sent.sequence - place.slots:
-                break
-            if cell != sent:
-                raise ProtocolError(
-                    f"roce bus: {self._whom} gave back message {cell.sequence} of slot "
-                    f"{cell.slot} ({cell.length} bytes, hash {cell.fold:#x}), not "
-                    f"{sent.sequence} of slot {slot} ({sent.length} bytes, hash {sent.fold:#x})"
-                )
-            self.credited += 1
-        return place.slots - (self.sequence - self.credited)
-
-    def put(self, payload: Bytes, generation: int) -> Cell:
-        """Fill the next slot, of which there must be one (`room`), with uint8 `payload`, at most
-        `slot_bytes`; then payload and doorbell can be sent, in this order."""
-        place = self.place
-        assert self.sequence - self.credited < place.slots, "no credit, no slot"
-        assert payload.size <= place.slot_bytes
-        slot = self.sequence % place.slots
-        self.sequence += 1
-        start = place.payload(place.send, slot)
-        self._slab[start : start + payload.size] = payload
-        cell = Cell(self.sequence, generation, fold(payload), payload.size, slot)
-        start = place.cell(place.send_doorbells, slot)
-        write_cell(self._slab[start : start + CELL_BYTES], cell)
-        self._sent[slot] = cell
-        return cell
+    generation: int
+    tag: int
 
 
-class Received(NamedTuple):
-    """A message that has wholly come. `payload` is the slot itself, uint8 [length]: to be read
-    before the slot is given back."""
+class OtherCollectiveError(Exception):
+    """A peer's next message is of another collective: internal, the collective names it."""
 
-    cell: Cell
-    payload: Bytes
+    def __init__(self, peer: int, mark: Mark) -> None:
+        super().__init__(peer, mark)
+        self.peer, self.mark = peer, mark
 
 
-class Inbox:
-    """The half that receives. `slab` is uint8, this rank's whole one."""
+class Until(NamedTuple):
+    """A wait for rank `peer`: until the word at `address` is `value`, or something else came."""
 
-    def __init__(self, slab: Bytes, place: Place, whom: str) -> None:
-        self._slab, self.place, self._whom = slab, place, whom
-        self.taken = 0
-        """Sequence of the last message that `take` returned."""
-        self.released = 0
+    address: int
+    value: int
+    peer: int
 
-    def announced(self) -> Cell | None:
-        """The doorbell of the next message, None before it has come. Raises ProtocolError."""
-        place = self.place
-        due = self.taken + 1
-        slot = self.taken % place.slots
-        start = place.cell(place.receive_doorbells, slot)
-        cell = read_cell(self._slab[start : start + CELL_BYTES])
-        if cell is None or cell.sequence == due - place.slots:
-            return None
-        if cell.sequence != due or cell.slot != slot or cell.length > place.slot_bytes:
+
+class End:
+    """One channel's. `record` is the address of its words (`kernels_numba.cpu.bus`)."""
+
+    __slots__ = ("_words", "peer", "record", "slot_bytes", "slots", "whom")
+
+    def __init__(self, slab: BusSlab, peer: int, lane: int, pool: Pool) -> None:
+        place = slab.layout.place(slab.rank, peer, lane, pool)
+        self.peer, self.whom = peer, f"rank {peer}, lane {lane}"
+        self.slots, self.slot_bytes = place.slots, place.slot_bytes
+        words = self._words = np.zeros(bus.CHANNEL_WORDS, np.int64)
+        starts = (
+            place.send, place.send_cells, place.credits, place.receive, place.receive_cells,
+            place.staged,
+        )  # fmt: skip
+        words[: len(starts)] = [slab.address + start for start in starts]
+        words[bus.STRIDE], words[bus.SLOTS] = place.stride, place.slots
+        words[bus.SLOT_BYTES] = place.slot_bytes
+        words[bus.READY] = slab.address + place.ready
+        words[bus.RELEASED] = slab.address + place.released
+        self.record = int(words.ctypes.data)
+
+    def room(self) -> Generator[Until, None, None]:
+        """Waits until a slot is free. Raises ProtocolError."""
+        while not (free := bus.room(self.record)):
+            yield Until(bus.due_credit(self.record), int(self._words[bus.CREDITED]) + 1, self.peer)
+        if free < 0:
             raise ProtocolError(
-                f"roce bus: {self._whom} announced message {cell.sequence} of {cell.length} bytes "
-                f"in slot {cell.slot}, due is {due} in slot {slot}"
+                f"roce bus: {self.whom} gave back another message than number "
+                f"{self._words[bus.CREDITED] + 1}, which was due"
             )
-        return cell
 
-    def take(self) -> Received | None:
-        """The next message, None until its doorbell and all of its payload have come."""
-        cell = self.announced()
-        if cell is None or self.taken - self.released == self.place.slots:
-            return None
-        start = self.place.payload(self.place.receive, cell.slot)
-        payload = self._slab[start : start + cell.length]
-        if fold(payload) != cell.fold:
-            return None
-        self.taken += 1
-        return Received(cell, payload)
+    def take(self, mark: Mark) -> Generator[Until, None, int]:
+        """Waits for the next message, whose payload's address it returns (`yield from`). Raises
+        ProtocolError, or OtherCollectiveError."""
+        while not (payload := bus.take(self.record, *mark)):
+            yield Until(bus.due_cell(self.record), int(self._words[bus.TAKEN]) + 1, self.peer)
+        if payload < 0:
+            self._refuse(payload)
+        return payload
 
-    def release(self, cell: Cell) -> None:
-        """Stage the credit of the oldest message that was taken and is not released."""
-        assert cell.sequence == self.released + 1 <= self.taken, "slots are given back in order"
-        self.released += 1
-        start = self.place.cell(self.place.staged, cell.slot)
-        write_cell(self._slab[start : start + CELL_BYTES], cell)
+    def look_for_other(self, mark: Mark) -> None:
+        """Raises OtherCollectiveError where the next message has come, has the number of `mark` and
+        is of another kind or size. A peer may be ahead: later numbers say nothing."""
+        cell = bus.announced(self.record)
+        if cell > 0:
+            told = self._marked(cell)
+            if told.generation == mark.generation and told != mark:
+                self._refuse(bus.OTHER)
+
+    def _refuse(self, found: int) -> None:
+        cell = bus.due_cell(self.record)
+        if found == bus.OTHER:
+            raise OtherCollectiveError(self.peer, self._marked(cell))
+        told = _words(cell)
+        raise ProtocolError(
+            f"roce bus: {self.whom} announced message {told[0]} of {told[3] & 0xFFFFFFFF} bytes in "
+            f"slot {told[3] >> 32}, due is {self._words[bus.TAKEN] + 1} in slot "
+            f"{self._words[bus.TAKEN] % self.slots}"
+        )
+
+    def _marked(self, cell: int) -> Mark:
+        told = _words(cell)
+        return Mark(told[1], told[4])
+
+
+def _words(cell: int) -> list[int]:
+    held = np.empty(bus.CELL_WORDS, np.int64)
+    bus.copy_cell(cell, int(held.ctypes.data))
+    return [int(word) for word in held]
+
+
+class Ends:
+    """All of a rank's ends."""
+
+    def __init__(self, slab: BusSlab) -> None:
+        self.rank, self.world, self.lanes = slab.rank, slab.world, slab.layout.lanes
+        self._slab = slab
+        # The rank after this one first: all ranks begin with another.
+        self.peers = [(self.rank + step) % self.world for step in range(1, self.world)]
+        self._ends = {
+            (peer, lane, pool): End(slab, peer, lane, pool)
+            for peer in self.peers
+            for lane in range(self.lanes)
+            for pool in Pool
+        }
+
+    def latency(self, peer: int) -> End:
+        """The latency pool is used on the first lane."""
+        return self._ends[peer, 0, Pool.LATENCY]
+
+    def bulk(self, peer: int, stripe: int) -> End:
+        """Stripes go round the lanes."""
+        return self._ends[peer, stripe % self.lanes, Pool.BULK]
+
+    def view(self, address: int, size: int) -> npt.NDArray[np.uint8]:
+        """uint8 [size] of the slab."""
+        start = address - self._slab.address
+        return self._slab.bytes[start : start + size]
+
+    def poke(self) -> None:
+        """Wake the poller, where it sleeps, for what was announced and given back."""
+        if bus.is_set(self._slab.rests):
+            os.eventfd_write(self._slab.bell, 1)
+
+    def look_for_other(self, mark: Mark) -> None:
+        """As `End.look_for_other`, of all channels: a peer that is at something else may have sent
+        nothing where this rank waits."""
+        for end in self._ends.values():
+            end.look_for_other(mark)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from net_worlds import SLOT, world_of
+from sum_oracles import OUTSIDE, in_rank_order, padded_block, to_bf16
 
 from dgpp.net.collective import Wire
 from dgpp.net.errors import CollectiveError, CollectiveMismatchError
@@ -30,30 +31,6 @@ def worlds():
         scope.__exit__(None, None, None)
 
 
-def padded_block(values: np.ndarray, gap: int) -> Block:
-    """Rows `gap` values apart, with numbers in the gap that no sum may see."""
-    rows, width = values.shape
-    array = np.full((rows, width + gap), 1e30, np.float32)
-    array[:, :width] = values
-    return Block(array, width)
-
-
-def to_bf16(values: np.ndarray) -> np.ndarray:
-    """Rounded to nearest even by way of the exact midpoint, in float64."""
-    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
-    low, kept = bits & 0xFFFF, bits >> 16
-    up = (low > 0x8000) | ((low == 0x8000) & (kept & 1 == 1))
-    return ((kept + up) << 16).astype(np.uint32).view(np.float32)
-
-
-def in_rank_order(parts: list[np.ndarray], wire: Wire) -> np.ndarray:
-    total = None
-    for part in parts:
-        seen = to_bf16(part) if wire is Wire.BF16 else part
-        total = seen.copy() if total is None else (total + seen).astype(np.float32)
-    return total
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     world=st.sampled_from(WORLDS),
@@ -75,7 +52,7 @@ def test_sums_are_in_rank_order_and_alike_on_all_ranks(
     def reduce(rank):
         partial, out = padded_block(parts[rank.rank], gap), padded_block(before, gap + 3)
         rank.all_reduce(rows, partial, out, add=add)
-        assert (out.array[:, width:] == np.float32(1e30)).all()
+        assert (out.array[:, width:] == OUTSIDE).all()
         return out.array[:, :width].copy()
 
     results = worlds(world, wire).run(reduce)

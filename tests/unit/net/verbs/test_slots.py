@@ -8,175 +8,204 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import SMALL
 
-from dgpp.net.verbs.cells import CELL_BYTES, Cell, fold, read_cell, write_cell
 from dgpp.net.verbs.errors import ProtocolError
 from dgpp.net.verbs.frames import Geometry
-from dgpp.net.verbs.layout import Layout, Place, Pool
-from dgpp.net.verbs.slots import Inbox, Outbox
+from dgpp.net.verbs.layout import Layout, Pool
+from dgpp.net.verbs.slab import BusSlab, create_bus
+from dgpp.net.verbs.slots import Ends, Mark, OtherCollectiveError
+from kernels_numba.cpu import bus
+from kernels_numba.cpu.bus import CELL_BYTES
 
 FACTOR = 0x9E3779B97F4A7C15
-BIG = 2**64 - 1
+BIG = 2**63 - 1
+MARK = Mark(BIG, 3)
 
 
-def bytes_of(*values):
-    return np.array(values, np.uint8)
+def address_of(array):
+    return int(array.ctypes.data)
 
 
-def fold_by_hand(data):
+def fold_by_hand(words):
     """The definition, word by word."""
     told = 0
-    for position, start in enumerate(range(0, len(data), 8)):
-        word = int.from_bytes(data[start : start + 8].ljust(8, b"\0"), "little")
+    for position, word in enumerate(words):
         told ^= (word + position + 1) * FACTOR % 2**64
     return told
 
 
-@given(st.binary(max_size=100))
-def test_the_fold_is_its_definition(data):
-    assert fold(np.frombuffer(data, np.uint8)) == fold_by_hand(data)
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=40))
+def test_the_fold_is_its_definition(words):
+    held = np.array(words, np.uint64)
+    assert bus.fold(address_of(held), held.size) % 2**64 == fold_by_hand(words)
 
 
 def test_equal_words_do_not_cancel_and_places_count():
-    assert fold(np.zeros(8, np.uint8)) == FACTOR
-    twice = np.frombuffer(b"abcdefgh" * 2, np.uint8)
-    assert fold(twice) not in (0, fold(np.zeros(16, np.uint8)))
-    assert fold(np.frombuffer(b"abcdefghABCDEFGH", np.uint8)) != fold(
-        np.frombuffer(b"ABCDEFGHabcdefgh", np.uint8)
-    )
-
-
-u64 = st.integers(0, BIG)
-u32 = st.integers(0, 2**32 - 1)
-
-
-@given(st.builds(Cell, u64, u64, u64, u32, u32), st.integers(0, 63), st.integers(1, 255))
-def test_a_cell_comes_back_and_a_changed_byte_hides_it(cell, at, flip):
-    held = np.full(CELL_BYTES, 9, np.uint8)
-    write_cell(held, cell)
-    assert read_cell(held) == cell
-    held[at] ^= flip
-    assert read_cell(held) is None
-
-
-def test_memory_without_a_cell_has_none():
-    assert read_cell(np.zeros(CELL_BYTES, np.uint8)) is None
+    assert fold_by_hand([0]) == FACTOR
+    assert fold_by_hand([7, 7]) not in (0, fold_by_hand([0, 0]))
+    assert fold_by_hand([1, 2]) != fold_by_hand([2, 1])
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_no_two_rows_of_a_slab_overlap(world):
     layout = Layout(Geometry(3, 100, 2, 130), 2, world)
     owners = np.zeros(layout.bytes, np.int64)
+    owners[: layout.header.end] += 1
     for peer in range(1, world):
         for lane in range(2):
             for pool in Pool:
                 place = layout.place(0, peer, lane, pool)
                 assert (place.slots, place.slot_bytes) == ((3, 100), (2, 130))[pool]
                 for slot in range(place.slots):
-                    starts = [place.payload(first, slot) for first in (place.send, place.receive)]
-                    for start in starts:
+                    for first in (place.send, place.receive):
+                        start = first + slot * place.stride
                         owners[start : start + place.slot_bytes] += 1
                         assert start % 64 == 0
-                    rows = (place.send_doorbells, place.credits, place.receive_doorbells)
-                    for first in (*rows, place.staged):
-                        start = place.cell(first, slot)
+                    rows = (place.send_cells, place.credits, place.receive_cells, place.staged)
+                    for first in rows:
+                        start = first + slot * CELL_BYTES
                         owners[start : start + CELL_BYTES] += 1
                         assert start % 64 == 0
     assert owners.max() == 1
     # Latency slots of 100 bytes take 128, bulk ones of 130 take 192; 4 cells of 64 with each.
-    assert layout.bytes == (world - 1) * 2 * (3 * (2 * 128 + 256) + 2 * (2 * 192 + 256))
+    messages = (world - 1) * 2 * (3 * (2 * 128 + 256) + 2 * (2 * 192 + 256))
+    # A line a rank, four blocks of words, two words a channel, a text.
+    counts = -(-8 * (world - 1) * 4 // 64) * 64
+    assert layout.bytes == messages + 64 * world + 4 * 64 + 2 * counts + 1024
 
 
 class Pair:
-    """Both halves of one channel; `carry` copies what the adapters would."""
+    """Both ends of one channel; `carry` copies what the adapters would."""
 
     def __init__(self):
-        self.place = Layout(SMALL, 1, 2).place(0, 1, 0, Pool.BULK)
-        size = Layout(SMALL, 1, 2).bytes
-        self.here, self.there = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
-        self.outbox = Outbox(self.here, self.place, "rank 1")
-        self.inbox = Inbox(self.there, self.place, "rank 0")
-
-    def carry(self, slot, *, payload=True, doorbell=True):
-        p: Place = self.place
-        if payload:
-            a, b, n = p.payload(p.send, slot), p.payload(p.receive, slot), p.slot_bytes
-            self.there[b : b + n] = self.here[a : a + n]
-        if doorbell:
-            self.cell(self.there, p.receive_doorbells, slot)[:] = self.cell(
-                self.here, p.send_doorbells, slot
-            )
-
-    def carry_back(self, slot):
-        self.cell(self.here, self.place.credits, slot)[:] = self.cell(
-            self.there, self.place.staged, slot
+        layout = Layout(SMALL, 1, 2)
+        self.place = layout.place(0, 1, 0, Pool.BULK)
+        self.slabs = []
+        for rank in range(2):
+            files = create_bus(layout)
+            self.slabs.append(BusSlab(files, rank, layout))
+            files.close()
+        self.here, self.there = (slab.bytes for slab in self.slabs)
+        self.out, self.inbound = (
+            Ends(slab).bulk(1 - rank, 0) for rank, slab in enumerate(self.slabs)
         )
 
-    def cell(self, slab, first, slot):
-        start = self.place.cell(first, slot)
-        return slab[start : start + CELL_BYTES]
+    def put(self, values, mark=MARK):
+        assert not list(self.out.room())
+        words = np.array(values, np.int64)
+        hashed = bus.fold(address_of(words), words.size)
+        bus.send(self.out.record, address_of(words), 8 * words.size, hashed, *mark)
+
+    def carry(self, slot, *, payload=True, doorbell=True):
+        p = self.place
+        if payload:
+            a, b = p.send + slot * p.stride, p.receive + slot * p.stride
+            self.there[b : b + p.slot_bytes] = self.here[a : a + p.slot_bytes]
+        if doorbell:
+            self.cell(1, p.receive_cells, slot)[:] = self.cell(0, p.send_cells, slot)
+
+    def carry_back(self, slot):
+        self.cell(0, self.place.credits, slot)[:] = self.cell(1, self.place.staged, slot)
+
+    def cell(self, rank, first, slot):
+        start = first + slot * CELL_BYTES
+        return self.slabs[rank].bytes[start : start + CELL_BYTES]
+
+    def take(self, mark=MARK):
+        """The payload's words, None where the end would wait."""
+        steps = self.inbound.take(mark)
+        try:
+            next(steps)
+        except StopIteration as done:
+            start = done.value - self.slabs[1].address
+            return self.there[start : start + 24].view(np.int64).tolist()
+        return None
+
+    def waits_for_room(self):
+        return next(self.out.room(), None) is not None
 
 
-def test_three_messages_through_two_slots():
-    pair = Pair()
-    assert pair.outbox.room() == 2
-    first = pair.outbox.put(bytes_of(1, 2, 3), BIG)
-    assert (first.sequence, first.generation, first.length, first.slot) == (1, BIG, 3, 0)
-    second = pair.outbox.put(bytes_of(4), 7)
-    assert (second.sequence, second.slot) == (2, 1)
-    assert pair.outbox.room() == 0
+@pytest.fixture
+def pair():
+    made = Pair()
+    yield made
+    for slab in made.slabs:
+        slab.close()
+
+
+def test_three_messages_through_two_slots(pair):
+    pair.put([1, 2, 3])
+    pair.put([4, 5, 6])
+    assert pair.waits_for_room()
     pair.carry(1)
-    assert pair.inbox.take() is None, "the first is not there"
+    assert pair.take() is None, "the first is not there"
     pair.carry(0)
-    taken = pair.inbox.take()
-    assert taken.cell == first
-    assert taken.payload.tolist() == [1, 2, 3]
-    assert pair.inbox.take().cell == second
-    assert pair.inbox.take() is None
-    pair.inbox.release(first)
-    pair.inbox.release(second)
+    assert pair.take() == [1, 2, 3]
+    assert pair.take() == [4, 5, 6]
+    assert pair.take() is None
+    bus.give_back(pair.inbound.record)
+    bus.give_back(pair.inbound.record)
     pair.carry_back(1)
-    assert pair.outbox.room() == 0, "credits count in order"
+    assert pair.waits_for_room(), "credits count in order"
     pair.carry_back(0)
-    assert pair.outbox.room() == 2
-    third = pair.outbox.put(bytes_of(), 8)
-    assert (third.sequence, third.slot, third.length) == (3, 0, 0)
-    assert pair.outbox.room() == 1, "the old credit of the slot is not this one's"
-    assert pair.inbox.take() is None, "nor is the old doorbell"
+    pair.put([7, 8, 9])
+    assert bus.room(pair.out.record) == 1, "the old credit of the slot is not this one's"
+    assert pair.take() is None, "nor is the old doorbell"
     pair.carry(0)
-    assert pair.inbox.take().cell == third
+    assert pair.take() == [7, 8, 9]
 
 
-def test_a_doorbell_ahead_of_its_payload_proves_nothing():
-    pair = Pair()
-    cell = pair.outbox.put(bytes_of(*range(1, 40)), 1)
+def test_a_doorbell_ahead_of_its_payload_proves_nothing(pair):
+    pair.put([1, 2, 3])
     pair.carry(0, payload=False)
-    assert pair.inbox.announced() == cell
-    assert pair.inbox.take() is None
+    assert pair.take() is None
     pair.carry(0, doorbell=False)
-    assert pair.inbox.take().cell == cell
+    assert pair.take() == [1, 2, 3]
+
+
+@given(st.integers(0, CELL_BYTES - 1), st.integers(1, 255))
+def test_a_cell_of_which_a_byte_is_missing_is_not_there(at, flip):
+    pair = Pair()
+    pair.put([1, 2, 3])
+    pair.carry(0)
+    cell = pair.cell(1, pair.place.receive_cells, 0)
+    cell[at] ^= flip
+    assert pair.take() is None
+    cell[at] ^= flip
+    assert pair.take() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (
-            Cell(3, 0, 0, 0, 0),
-            "rank 0 announced message 3 of 0 bytes in slot 0, due is 1 in slot 0",
-        ),
-        (Cell(1, 0, 0, 0, 1), "in slot 1, due is 1 in slot 0"),
-        (Cell(1, 0, 0, 257, 0), "of 257 bytes"),
+        ((3, 0, 0, 0, 0), "announced message 3 of 0 bytes in slot 0, due is 1 in slot 0"),
+        ((1, 0, 0, 1 << 32, 0), "in slot 1, due is 1 in slot 0"),
+        ((1, 0, 0, 257, 0), "of 257 bytes"),
     ],
 )
-def test_a_doorbell_that_is_not_due_is_named(wrong, said):
-    pair = Pair()
-    write_cell(pair.cell(pair.there, pair.place.receive_doorbells, 0), wrong)
-    with pytest.raises(ProtocolError, match=said):
-        pair.inbox.take()
+def test_a_doorbell_that_is_not_due_is_named(pair, wrong, said):
+    bus.write_cell(address_of(pair.cell(1, pair.place.receive_cells, 0)), *wrong)
+    with pytest.raises(ProtocolError, match=rf"rank 0, lane 0 .*{said}"):
+        pair.take()
 
 
-def test_a_credit_for_something_else_is_named():
-    pair = Pair()
-    cell = pair.outbox.put(bytes_of(5), 1)
-    write_cell(pair.cell(pair.here, pair.place.credits, 0), cell._replace(fold=1))
-    with pytest.raises(ProtocolError, match=r"rank 1 gave back message 1 of slot 0 .*hash 0x1\)"):
-        pair.outbox.room()
+def test_a_credit_for_something_else_is_named(pair):
+    pair.put([5])
+    pair.carry(0)
+    assert pair.take()
+    bus.give_back(pair.inbound.record)
+    pair.carry_back(0)
+    bus.write_cell(address_of(pair.cell(0, pair.place.credits, 0)), 1, *MARK, 8, 0)
+    with pytest.raises(ProtocolError, match=r"rank 1, lane 0 gave back another .* number 1"):
+        list(pair.out.room())
+
+
+def test_another_collective_s_message_is_told_apart(pair):
+    pair.put([1], Mark(7, 11))
+    pair.carry(0)
+    for look in (pair.inbound.look_for_other, pair.take):
+        with pytest.raises(OtherCollectiveError) as told:
+            look(Mark(7, 12))
+        assert (told.value.peer, told.value.mark) == (0, Mark(7, 11))
+    pair.inbound.look_for_other(Mark(6, 11))
+    pair.inbound.look_for_other(Mark(7, 11))
+    assert pair.take(Mark(7, 11)) is not None
