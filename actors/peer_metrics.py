@@ -12,7 +12,7 @@ from actors.http.gate import Gate
 from actors.http.routes import error_response
 from actors.http.snapshot import rank_snapshot
 from actors.role import Role
-from actors.world import metrics_port
+from dgpp.config.ports import metrics_port
 from dgpp.serve.errors import ApiError
 from dgpp.serve.prometheus import CONTENT_TYPE, ranks_text
 
@@ -34,8 +34,9 @@ class PeerMetricsActor(Role):
     async def start(self) -> None:
         http = self.boot.settings.http
         self._gate = Gate(http, self.context.clock, unix=False)
+        port = metrics_port(self.boot.settings, self.boot.rank)
         self._endpoint = await Endpoint.on_port(
-            self._listener, http.bind_host, metrics_port(self.boot), "ports.metrics", None
+            self._listener, http.bind_host, port, "ports.metrics", None
         )
 
     async def stop(self) -> None:

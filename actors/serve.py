@@ -30,6 +30,7 @@ from actors.supervisor import World
 from actors.world import SLAB, topology
 from dgpp import log
 from dgpp.config.adopt import adopt, encode_shared
+from dgpp.config.ports import LOCALHOST, is_local, journal_host
 from dgpp.config.resolve import digest, to_document
 from dgpp.config.settings import Settings
 from dgpp.config.version import version
@@ -38,7 +39,6 @@ from dgpp.net.journal_join import Identity, Roster
 from dgpp.net.journal_token import load_token
 from dgpp.net.slab import create_slab
 
-LOCALHOST = "127.0.0.1"
 RANK_STALL_S = 2.6
 """How long rank 0's supervisor may stand still before the other ranks of its host end; its own
 actors end a little sooner and tell the others through the journal."""
@@ -140,8 +140,7 @@ def _leading(boot: Boot, supervision: Supervision, *, alone: bool) -> Callable[[
     settings = boot.settings
     world = settings.world_size
     token = _token(settings) if alone else secrets.token_bytes(32)
-    host = LOCALHOST if _is_local(settings) else "0.0.0.0"  # noqa: S104 - other nodes come here
-    listener = listen(host, settings.ports.journal)
+    listener = listen(journal_host(settings), settings.ports.journal)
     identity = Identity(
         rank=0, world=world, version=boot.version, settings=digest(settings), token=token
     )
@@ -211,10 +210,6 @@ def _token(settings: Settings) -> bytes:
     return load_token(file)
 
 
-def _is_local(settings: Settings) -> bool:
-    return set(settings.nodes) == {"localhost"}
-
-
 def _host(settings: Settings) -> str:
     """Where rank 0's journal is."""
-    return LOCALHOST if _is_local(settings) else settings.nodes[0]
+    return LOCALHOST if is_local(settings) else settings.nodes[0]

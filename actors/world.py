@@ -18,6 +18,7 @@ from actors.messages.tokenizer_http import FromTokenizer
 from actors.messages.tokenizer_scheduler import ToScheduler
 from actors.metrics import ENGINE, HTTP, SAMPLER, SCHEDULER
 from actors.topology import ChannelSpec, RoleSpec, Topology
+from dgpp.config.ports import metrics_port
 from dgpp.engine.base import EngineLimits
 from dgpp.sched.plan import Plan
 from dgpp.sched.verdict import Verdict
@@ -58,21 +59,11 @@ def topology(boot: Boot, files: Files | None = None) -> Topology:
     return Topology(roles=roles, channels=channels, rank=boot.rank, depth=boot.limits.depth)
 
 
-def metrics_port(boot: Boot) -> int:
-    """Where rank `boot.rank` answers: `ports.metrics`, and one up for each rank of its host that
-    answers before it. 0: nowhere."""
-    first = boot.settings.ports.metrics
-    nodes = boot.settings.nodes
-    if not (first and boot.rank):
-        return 0
-    return first + nodes[1 : boot.rank].count(nodes[boot.rank])
-
-
 def _placed(boot: Boot) -> tuple[str, ...]:
     """The roles that this rank has."""
     if boot.rank == 0:
         return (*_EVERYWHERE, "tokenizer", "http")
-    return (*_EVERYWHERE, "metrics") if metrics_port(boot) else _EVERYWHERE
+    return (*_EVERYWHERE, "metrics") if metrics_port(boot.settings, boot.rank) else _EVERYWHERE
 
 
 _EVERYWHERE = ("engine", "sampler", "scheduler")

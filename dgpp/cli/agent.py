@@ -1,17 +1,16 @@
-"""`dgpp agent`: what a node does for the launcher; one request in, one answer out."""
+"""`dgpp agent`: what a node does for the launcher; requests in, answers out, a line each."""
 
 import sys
 
 import typer
 
-from dgpp.cluster.agent import answer_bytes
-from dgpp.cluster.messages import REQUEST_BYTES
+from dgpp.cluster.agent import serve
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command("agent")
 def agent() -> int:
-    """Read one request of the launcher from standard input and print the answer."""
-    sys.stdout.buffer.write(answer_bytes(sys.stdin.buffer.read(REQUEST_BYTES + 1)))
+    """Read the launcher's requests from standard input and print the answers."""
+    serve(sys.stdin.buffer, sys.stdout.buffer)
     return 0

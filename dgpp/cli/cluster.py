@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +35,8 @@ def open_deployment(
     ssh_config: str = "",
     overrides: Sequence[Override] = (),
 ) -> Deployment:
-    """The deployment that `config`, else the site, names. Raises ConfigError."""
+    """The deployment that `config`, else the site, names; closed when this process ends. Raises
+    ConfigError."""
     if config is None:
         usual = load_site_settings().DGPP_CLUSTER_CONFIG
         if not usual:
@@ -42,7 +44,9 @@ def open_deployment(
         config = Path(usual).expanduser()
     ssh = str(Path(ssh_config).expanduser()) if ssh_config else ""
     access = Access(program=program, ssh_config=ssh)
-    return Deployment(config, load_settings(config, overrides), access)
+    deployment = Deployment(config, load_settings(config, overrides), access)
+    atexit.register(deployment.close)
+    return deployment
 
 
 def say(line: str) -> None:

@@ -10,8 +10,9 @@ from dgpp.cli.cluster import (
     RankOption,
     SshConfigOption,
     open_deployment,
+    say,
 )
-from dgpp.cluster.logs import LogReader, merged
+from dgpp.cluster.logs import LogReader
 from dgpp.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
@@ -32,9 +33,8 @@ def logs(
     nodes = [node for node in deployment.nodes if rank in (None, node.rank)]
     if not nodes:
         raise ConfigError(f"--rank: expected 0..{len(deployment.nodes) - 1}, got {rank}")
-    reader = LogReader(deployment, nodes)
+    reader = LogReader(deployment, nodes, say)
     named = len(nodes) > 1
-    lines = reader.follow(named=named) if follow else merged(reader.read(), named=named)
-    for line in lines:
+    for line in reader.follow(named=named) if follow else reader.lines(named=named):
         typer.echo(line)
     return 0

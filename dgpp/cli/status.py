@@ -1,16 +1,16 @@
 """`dgpp status`: which ranks of a deployment run."""
 
-import time
 from typing import Annotated
 
+import msgspec
 import typer
 
 from dgpp.cli.cluster import BinOption, DeploymentArgument, SshConfigOption, open_deployment
 from dgpp.cli.settings import load_site_alone
 from dgpp.cluster.agent import answer
-from dgpp.cluster.errors import ClusterError
-from dgpp.cluster.messages import List, Look
-from dgpp.cluster.record import ProcessRecord, State
+from dgpp.cluster.condition import conditions, of_record
+from dgpp.cluster.messages import List
+from dgpp.cluster.record import State
 
 app = typer.Typer(add_completion=False)
 
@@ -24,6 +24,7 @@ def status(
     every: Annotated[
         bool, typer.Option("--all", help="rank 0 of every deployment of this machine")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="as one JSON object")] = False,
     program: BinOption = "",
     ssh_config: SshConfigOption = "",
 ) -> int:
@@ -32,37 +33,38 @@ def status(
     Exit status: 0 all ranks run, 3 not all do, 1 a node could not be asked.
     """
     if every:
-        return _all()
+        return _all(as_json=as_json)
     deployment = open_deployment(config, program, ssh_config)
-    states, reached = [], True
-    for node in deployment.nodes:
-        try:
-            found = node.ask(Look(deployment.place, node.rank, -1))
-        except ClusterError as error:
-            typer.echo(f"{node.name}: {error}")
-            reached = False
-            continue
-        states.append(found.state)
-        typer.echo(f"{node.name}: {_said(found.state, found.record)}")
-    if not reached:
+    found = conditions(deployment)
+    if as_json:
+        whole = {
+            "deployment": deployment.place.deployment,
+            "config": str(deployment.config),
+            "ranks": found,
+        }
+        _print_json(whole)
+    else:
+        for rank in found:
+            name = f"rank {rank.rank} at {rank.host}"
+            typer.echo(rank.words if rank.error else f"{name}: {rank.words}")
+    states = {rank.state for rank in found}
+    if None in states:
         return 1
-    return 0 if set(states) == {State.RUNNING} else NOT_RUNNING
+    return 0 if states == {State.RUNNING} else NOT_RUNNING
 
 
-def _said(state: State, record: ProcessRecord | None) -> str:
-    if record is None:
-        return state.value
-    if state is not State.RUNNING:
-        return f"{state.value} (was process {record.pid}, dgpp {record.version})"
-    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.started))
-    return f"{state.value} since {since} (process {record.pid}, dgpp {record.version})"
-
-
-def _all() -> int:
-    found = answer(List(load_site_alone().paths.log_dir, 0)).deployments
-    for name, state, record in found:
-        config = record.config if record else "?"
-        typer.echo(f"{name}  {config}: {_said(state, record)}")
+def _all(*, as_json: bool) -> int:
+    listed = answer(List(load_site_alone().paths.log_dir, 0)).deployments
+    found = {name: of_record(0, "localhost", state, record) for name, state, record in listed}
+    if as_json:
+        _print_json({"deployments": found})
+        return 0
+    for name, rank in found.items():
+        typer.echo(f"{name}  {rank.config or '?'}: {rank.words}")
     if not found:
         typer.echo("no deployment was started here")
     return 0
+
+
+def _print_json(whole: object) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(whole), indent=2).decode())

@@ -1,22 +1,28 @@
-"""What a node does for the launcher: `dgpp agent` reads a request and prints the answer.
+"""What a node does for the launcher: `dgpp agent` reads requests and prints the answers.
 
-It runs only while it answers. All it knows lies in the deployment's folder.
+It runs while the launcher asks. All it knows lies in the deployment's folder.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-import subprocess
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
-from dgpp.cluster.examine import examine
+from dgpp.cluster.launch import clear, reap, start
 from dgpp.cluster.messages import (
+    BLOCK_BYTES,
+    REQUEST_BYTES,
     TAIL_BYTES,
     Answer,
+    Clear,
     Examine,
     List,
     Look,
@@ -26,26 +32,38 @@ from dgpp.cluster.messages import (
     Start,
 )
 from dgpp.cluster.place import DEPLOYMENTS
-from dgpp.cluster.record import (
-    ProcessRecord,
-    State,
-    boot_id,
-    read_record,
-    send,
-    start_ticks,
-    state_of,
-    write_record,
-)
+from dgpp.cluster.record import State, read_record, send, state_of
 from dgpp.config.version import version
 from dgpp.errors import DgppError
 
 _REQUEST: type[Request] = Request  # type: ignore[assignment]
 
 
-def answer_bytes(data: bytes) -> bytes:
-    """The answer to the encoded request `data`, encoded; errors are answers too."""
+_ELSEWHERE = "name a folder that this user can write: DGPP_LOG_DIR, DGPP_STAGE_DIR"
+_REMEDIES = {
+    errno.ENOSPC: "make room on that disk",
+    errno.EDQUOT: "make room within this user's quota",
+    errno.EACCES: _ELSEWHERE,
+    errno.EROFS: _ELSEWHERE,
+}
+
+
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer requests, a line each, until there are no more."""
     try:
-        request = msgspec.json.decode(data, type=_REQUEST)
+        while line := requests.readline(REQUEST_BYTES + 1):
+            answers.write(answer_bytes(line) + b"\n")
+            answers.flush()
+            if not line.endswith(b"\n"):
+                return
+    except BrokenPipeError:
+        return
+
+
+def answer_bytes(line: bytes) -> bytes:
+    """The answer to one encoded request, encoded; errors are answers too."""
+    try:
+        request = msgspec.json.decode(line, type=_REQUEST)
     except msgspec.DecodeError as error:
         return msgspec.json.encode(_answer(error=f"this dgpp does not understand it: {error}"))
     return msgspec.json.encode(answer(request))
@@ -55,8 +73,17 @@ def answer(request: Request) -> Answer:
     """Do what is asked, here."""
     try:
         return _do(request)
-    except (OSError, DgppError) as error:
+    except DgppError as error:
         return _answer(error=str(error))
+    except OSError as error:
+        return _answer(error=explained(error))
+
+
+def explained(error: OSError) -> str:
+    """Which file, what is wrong with it, and what mends it."""
+    remedy = _REMEDIES.get(error.errno or 0, "")
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}" + (f" ({remedy})" if remedy else "")
 
 
 def _answer(**fields: object) -> Answer:
@@ -74,13 +101,20 @@ def _do(request: Request) -> Answer:
             return _answer(done=record is not None and send(record, request.number))
         case Operations():
             return _operations(request)
+        case Clear():
+            clear(request.place, request.rank)
+            return _answer(done=True)
         case List():
             return _list(request)
         case Examine():
+            # It brings NumPy with it, which the other questions need not wait for.
+            from dgpp.cluster.examine import examine
+
             return _answer(findings=tuple(examine(request)))
 
 
 def _look(request: Look) -> Answer:
+    reap()
     record = read_record(request.place.record(request.rank))
     file = request.place.log(request.rank)
     text, offset = b"", max(0, request.offset)
@@ -101,70 +135,38 @@ def _look(request: Look) -> Answer:
 
 
 def _start(request: Start) -> Answer:
-    place, rank = request.place, request.rank
-    known = read_record(place.record(rank))
+    known = read_record(request.place.record(request.rank))
     if state_of(known) is State.RUNNING:
-        return _answer(error=f"rank {rank} runs already", state=State.RUNNING, record=known)
-    for folder in (place.logs, place.stage):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for old in (place.operations(rank), Path(f"{place.operations(rank)}.1")):
-        old.unlink(missing_ok=True)
-    config = _stage(place.stage / f"rank{rank}.config.json", request.config)
-    program = (os.path.expanduser(word) for word in request.command)  # noqa: PTH111 - words as well
-    command = [*program, "run", str(config), "--set", f"paths.log_dir={place.logs}"]
-    if request.apart:
-        command += ["--rank", str(rank)]
-    if request.token:
-        token = _stage(place.stage / f"rank{rank}.token", request.token)
-        command += ["--set", f"engine.cluster_token_file={token}"]
-    # What the site says is in the settings already; a file of this node must not say it again.
-    nothing = _stage(place.stage / "site.env", "")
-    environment = os.environ | request.environment | {"DGPP_ENV_FILE": str(nothing)}
-    log = place.log(rank)
-    if log.exists():
-        log.replace(log.with_suffix(".log.1"))
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            cwd=place.stage,
-            env=environment,
-            start_new_session=True,
-        )
-    record = ProcessRecord(
-        rank,
-        process.pid,
-        start_ticks(process.pid),
-        boot_id(),
-        time.time(),
-        version(),
-        request.source,
-        tuple(command),
-    )
-    write_record(place.record(rank), record)
-    return _answer(state=State.RUNNING, record=record)
-
-
-def _stage(file: Path, text: str) -> Path:
-    """`text` in `file`, which nobody else may read."""
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(text)
-    return file
+        error = f"rank {request.rank} runs already"
+        return _answer(error=error, state=State.RUNNING, record=known)
+    return _answer(state=State.RUNNING, record=start(request))
 
 
 def _operations(request: Operations) -> Answer:
-    digest, size = hashlib.sha256(), 0
+    """The stream and what it went on from, as one."""
     file = request.place.operations(request.rank)
     parts = [part for part in (Path(f"{file}.1"), file) if part.exists()]
+    if request.block >= 0:
+        block = next(islice(_blocks(parts), request.block, None), b"")
+        return _answer(done=bool(parts), text=block.decode(errors="replace"))
+    digests, size = [], 0
+    for block in _blocks(parts):
+        digests.append(hashlib.sha256(block).hexdigest())
+        size += len(block)
+    return _answer(done=bool(parts), digests=tuple(digests), size=size)
+
+
+def _blocks(parts: list[Path]) -> Iterator[bytes]:
+    rest = b""
     for part in parts:
         with part.open("rb") as stream:
-            while data := stream.read(1 << 20):
-                digest.update(data)
-                size += len(data)
-    return _answer(done=bool(parts), digest=digest.hexdigest(), size=size)
+            while data := stream.read(BLOCK_BYTES - len(rest)):
+                rest += data
+                if len(rest) == BLOCK_BYTES:
+                    yield rest
+                    rest = b""
+    if rest:
+        yield rest
 
 
 def _list(request: List) -> Answer:

@@ -64,3 +64,8 @@ class Deployment:
     def environment(self, rank: int) -> dict[str, str]:
         """What a rank's process is told beside its settings."""
         return forwarded(os.environ, SiteSettings.__struct_fields__)
+
+    def close(self) -> None:
+        """Let go of the connections to its nodes."""
+        for node in self.nodes:
+            node.close()

@@ -6,10 +6,12 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
+from dgpp.cluster.collect import collect_logs, collect_operations
 from dgpp.cluster.deployment import Deployment
 from dgpp.cluster.errors import ClusterError
-from dgpp.cluster.messages import Answer, Look, Operations, Signal
-from dgpp.cluster.node import Node, ask_all
+from dgpp.cluster.messages import Clear, Look, Signal
+from dgpp.cluster.node import Node, try_all
+from dgpp.cluster.op_streams import compare
 from dgpp.cluster.place import locked
 from dgpp.cluster.record import State
 
@@ -24,71 +26,113 @@ Say = Callable[[str], object]
 
 
 def bring_down(deployment: Deployment, say: Say, first_s: float = FIRST_S) -> bool:
-    """False where ranks did not do the same, or had to be killed. Raises ClusterError."""
+    """False where ranks did not do the same, had to be killed, or could not be reached. Raises
+    ClusterError."""
     with locked(deployment.place):
         return end_ranks(deployment, say, first_s)
 
 
 def end_ranks(deployment: Deployment, say: Say, first_s: float = FIRST_S) -> bool:
     """The same for whoever holds the lock."""
+    ending = Ending(deployment, say)
+    if not ending.running(deployment.nodes):
+        ending.clear()
+        say("not running" if not ending.lost else "nothing was seen running")
+        return not ending.lost
     first, *others = deployment.nodes
-    ran = [node for node in deployment.nodes if _state(deployment, node) is State.RUNNING]
-    if not ran:
-        say("not running")
-        return True
-    orderly = _end(deployment, [first], signal.SIGINT, first_s, say)
+    orderly = ending.end([first], signal.SIGINT, first_s)
     # Rank 0's end is theirs too; who has lost it ends by itself.
-    orderly &= _end(deployment, others, 0, OTHERS_S if orderly else KILLED_S, say)
-    return _compare(deployment, say) and orderly
+    orderly &= ending.end(others, 0, OTHERS_S if orderly else KILLED_S)
+    ending.clear()
+    return ending.compare() and orderly and not ending.lost
 
 
-def _state(deployment: Deployment, node: Node) -> State:
-    return node.ask(Look(deployment.place, node.rank, -1)).state
+def kill_ranks(deployment: Deployment, say: Say) -> None:
+    """After a start that failed: exactly the processes that it started, and what they were given.
+    What cannot be reached is said."""
+    ending = Ending(deployment, say)
+    ending.end(deployment.nodes, signal.SIGKILL, KILLED_S)
+    ending.clear()
 
 
-def _end(
-    deployment: Deployment, nodes: Sequence[Node], number: int, within_s: float, say: Say
-) -> bool:
-    """Signal `nodes` (0: just wait) and kill who is there after `within_s`. True where none was."""
-    place = deployment.place
-    if number:
-        ask_all(nodes, {node.rank: Signal(place, node.rank, number) for node in nodes})
-    left = _await(deployment, nodes, within_s)
-    for node in left:
-        say(f"{node.name} did not end within {within_s:g} s: killed")
-        node.ask(Signal(place, node.rank, signal.SIGKILL))
-    if still := _await(deployment, left, KILLED_S):
-        names = ", ".join(node.name for node in still)
-        raise ClusterError(f"{names}: still there {KILLED_S:g} s after SIGKILL")
-    return not left
+class Ending:
+    """The end of one deployment's ranks. A node that cannot be asked is `lost`: it is named once
+    and asked no more, and the others' end goes on."""
 
+    def __init__(self, deployment: Deployment, say: Say) -> None:
+        self._deployment = deployment
+        self._place = deployment.place
+        self._say = say
+        self.lost: set[int] = set()
 
-def _await(deployment: Deployment, nodes: Sequence[Node], within_s: float) -> list[Node]:
-    """Who still runs after that time, or at once where nobody does."""
-    end = time.monotonic() + within_s
-    left = list(nodes)
-    while True:
-        left = [node for node in left if _state(deployment, node) is State.RUNNING]
-        if not left or time.monotonic() >= end:
-            return left
-        time.sleep(LOOK_S)
+    def _left(self, nodes: Sequence[Node]) -> list[Node]:
+        return [node for node in nodes if node.rank not in self.lost]
 
+    def _lose(self, node: Node, error: ClusterError) -> None:
+        self.lost.add(node.rank)
+        self._say(f"{error}; its rank may still run there: `dgpp down` once it answers")
 
-def _compare(deployment: Deployment, say: Say) -> bool:
-    """Whether the operation streams of all ranks are one."""
-    if not deployment.apart:
-        say("ended")
-        return True
-    asked = {node.rank: Operations(deployment.place, node.rank) for node in deployment.nodes}
-    found: dict[int, Answer] = ask_all(deployment.nodes, asked)
-    for node in deployment.nodes:
-        answer = found[node.rank]
-        said = f"{answer.digest[:32]}  {answer.size} bytes" if answer.done else "missing"
-        say(f"{node.name}: op stream {said}")
-    alike = len({(answer.done, answer.digest) for answer in found.values()}) == 1
-    missing = not all(answer.done for answer in found.values())
-    if alike and not missing:
-        say(f"op streams: identical across {len(found)} ranks")
-        return True
-    say("op streams: " + ("missing" if missing else "DIFFER") + "; keep them, see the logs")
-    return False
+    def running(self, nodes: Sequence[Node]) -> list[Node]:
+        found = []
+        asked = {node.rank: Look(self._place, node.rank, -1) for node in nodes}
+        for node, answer in try_all(self._left(nodes), asked):
+            if isinstance(answer, ClusterError):
+                self._lose(node, answer)
+            elif answer.state is State.RUNNING:
+                found.append(node)
+        return found
+
+    def end(self, nodes: Sequence[Node], number: int, within_s: float) -> bool:
+        """Signal `nodes` (0: just wait) and kill who is there after `within_s`. True where none
+        was. Raises ClusterError where even that does not help."""
+        if number:
+            self._signal(nodes, number)
+        left = self._await(nodes, within_s)
+        if not left:
+            return True
+        for node in left:
+            self._say(f"{node.name} did not end within {within_s:g} s: killed")
+        self._signal(left, signal.SIGKILL)
+        if still := self._await(left, KILLED_S):
+            names = ", ".join(node.name for node in still)
+            raise ClusterError(
+                f"{names}: still there {KILLED_S:g} s after SIGKILL; see the kernel's log there"
+            )
+        return False
+
+    def _signal(self, nodes: Sequence[Node], number: int) -> None:
+        asked = {node.rank: Signal(self._place, node.rank, number) for node in nodes}
+        for node, answer in try_all(self._left(nodes), asked):
+            if isinstance(answer, ClusterError):
+                self._lose(node, answer)
+            elif answer.done and number == signal.SIGKILL:
+                self._say(f"{node.name}: killed")
+
+    def _await(self, nodes: Sequence[Node], within_s: float) -> list[Node]:
+        """Who still runs after that time, or at once where nobody does."""
+        end = time.monotonic() + within_s
+        left = list(nodes)
+        while True:
+            left = self.running(left)
+            if not left or time.monotonic() >= end:
+                return left
+            time.sleep(LOOK_S)
+
+    def clear(self) -> None:
+        """Remove what the ranks were started with."""
+        nodes = self._left(self._deployment.nodes)
+        for node, answer in try_all(nodes, {n.rank: Clear(self._place, n.rank) for n in nodes}):
+            if isinstance(answer, ClusterError):
+                self._lose(node, answer)
+
+    def compare(self) -> bool:
+        """Whether the operation streams of all ranks are one; logs of other machines, and streams
+        that differ, come here to be looked at."""
+        if not self._deployment.apart:
+            self._say("ended")
+            return True
+        nodes = self._left(self._deployment.nodes)
+        collect_logs(self._place, nodes, self._say)
+        apart = compare(self._place, nodes, self._say)
+        collect_operations(self._place, apart, self._say)
+        return not apart

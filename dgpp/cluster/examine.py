@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -27,8 +28,8 @@ def examine(request: Examine) -> Iterator[Finding]:
     yield _model(request.model, request.hub)
     yield _backend(request.backend)
     yield _locked_memory()
-    for port in request.listens:
-        yield _port(port)
+    for host, port in request.listens:
+        yield _port(host, port)
     if request.rdma:
         yield from _rdma(request.devices)
 
@@ -77,14 +78,17 @@ def _locked_memory() -> Finding:
     return Finding("warning", f"at most {hard >> 10} KiB of memory can be locked", remedy)
 
 
-def _port(port: int) -> Finding:
+def _port(host: str, port: int) -> Finding:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", port))
+            probe.bind((host, port))
         except OSError as error:
-            what = f"port {port}: {error.strerror}"
-            return Finding("error", what, "end who has it, or choose another port")
+            what = f"port {port} of {host}: {error.strerror}"
+            remedy = "end who has it, or choose another port"
+            if error.errno == errno.EADDRNOTAVAIL:
+                remedy = "http.bind_host is no address of this node; 0.0.0.0 is all of them"
+            return Finding("error", what, remedy)
     return Finding("ok", f"port {port} is free")
 
 

@@ -11,6 +11,7 @@ from dgpp.cluster.record import ProcessRecord, State
 
 REQUEST_BYTES = 16 << 20
 TAIL_BYTES = 256 << 10
+BLOCK_BYTES = 1 << 20
 
 
 class Look(msgspec.Struct, frozen=True, tag=True):
@@ -45,7 +46,16 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
 
 
 class Operations(msgspec.Struct, frozen=True, tag=True):
-    """What did `rank` do, in short?"""
+    """What did `rank` do? A digest of each block of `BLOCK_BYTES` of its operation stream; or,
+    where `block` is not negative, the text of that block alone."""
+
+    place: Place
+    rank: int
+    block: int = -1
+
+
+class Clear(msgspec.Struct, frozen=True, tag=True):
+    """Remove what `rank` was started with: its settings, its token."""
 
     place: Place
     rank: int
@@ -60,7 +70,7 @@ class List(msgspec.Struct, frozen=True, tag=True):
 
 class Examine(msgspec.Struct, frozen=True, tag=True):
     """Is this node fit to run `rank`? `backend` is engine.backend; `rdma`: the ranks speak RoCE
-    over `devices`. `listens`: TCP ports that must be free here."""
+    over `devices`. `listens`: addresses and TCP ports that must be free here."""
 
     place: Place
     rank: int
@@ -69,10 +79,10 @@ class Examine(msgspec.Struct, frozen=True, tag=True):
     devices: tuple[str, ...]
     model: str
     hub: str
-    listens: tuple[int, ...]
+    listens: tuple[tuple[str, int], ...]
 
 
-Request: TypeAlias = Look | Start | Signal | Operations | List | Examine
+Request: TypeAlias = Look | Start | Signal | Operations | Clear | List | Examine
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -95,7 +105,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     offset: int = 0
     done: bool = False
-    digest: str = ""
+    digests: tuple[str, ...] = ()
     size: int = 0
     findings: tuple[Finding, ...] = ()
     deployments: tuple[tuple[str, State, ProcessRecord | None], ...] = ()

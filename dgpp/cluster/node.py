@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from dgpp.cluster.agent import answer
+from dgpp.cluster.clock_gap import ClockGap
+from dgpp.cluster.connection import Connection, EndedError
 from dgpp.cluster.errors import ClusterError, UnreachableError
 from dgpp.cluster.messages import REQUEST_BYTES, Answer, Request
 from dgpp.config.settings import is_remote_directory
 
 CONNECT_S = 5
+ALIVE_S = 3
+ALIVE_TIMES = 3
+"""A connection without a sign of life for so long, so many times, is given up."""
 ANSWER_S = 25.0
 """The longest that a node may take to answer, its connection included."""
 SSH_FAILED = 255
 NOT_FOUND = (126, 127)
 
 _REMEDIES = (
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its host key has changed: find out why, then forget the old one with ssh-keygen -R HOST",
+    ),
     ("Permission denied", "let this user's key in there (ssh-copy-id), or name DGPP_SSH_USER"),
-    ("Host key verification failed", "its host key is not known, or has changed: ssh there once"),
+    (
+        "Host key verification failed",
+        "its host key is not known: ssh there once",
+    ),
     ("Could not resolve hostname", "no such name; see DGPP_NODES and ~/.ssh/config"),
     ("Connection refused", "its ssh server does not run"),
     ("Connection timed out", "it is off, or a firewall is between"),
     ("No route to host", "it is off, or its network is down"),
+    ("Network is unreachable", "this machine has no way there: see `ip route`"),
+    ("not responding", "it went away: its power, its network"),
+    ("No module named", "install dgpp for that Python there, or name --bin"),
 )
 
 
@@ -39,13 +54,21 @@ class Node:
         self.rank = rank
         self.host = host
         self.program = tuple(program)
+        self.clock_gap = ClockGap()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this machine, as this user sees it."""
+        return False
 
     @property
     def name(self) -> str:
         return f"rank {self.rank} at {self.host}"
 
     def ask(self, request: Request, timeout_s: float = ANSWER_S) -> Answer:
+        before = time.time()
         found = self.reach(request, timeout_s)
+        self.clock_gap.narrow(before, found.now, time.time())
         if found.error:
             raise ClusterError(f"{self.name}: {found.error}")
         return found
@@ -54,9 +77,16 @@ class Node:
         """The node's answer, an error of its own included."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Let go of what asking has opened; asking again opens it again."""
+
 
 class LocalNode(Node):
     """This machine."""
+
+    @property
+    def is_here(self) -> bool:
+        return True
 
     def reach(self, request: Request, timeout_s: float) -> Answer:
         return answer(request)
@@ -65,8 +95,8 @@ class LocalNode(Node):
 class RemoteNode(Node):
     """A machine that `ssh` finds by the user's own configuration, keys and agent.
 
-    What is sent on is a request on standard input; the command line holds nothing of it, and each
-    of its words is quoted.
+    One ssh and one `dgpp agent` stay open while there is something to ask. Requests travel on
+    standard input; the command line holds nothing of them, and each of its words is quoted.
     """
 
     def __init__(
@@ -79,41 +109,60 @@ class RemoteNode(Node):
         ssh: Sequence[str] = ("ssh",),
     ) -> None:
         super().__init__(rank, host, program)
-        options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}"]
+        settings = {
+            "BatchMode": "yes",
+            "ConnectTimeout": CONNECT_S,
+            "ServerAliveInterval": ALIVE_S,
+            "ServerAliveCountMax": ALIVE_TIMES,
+        }
+        options = ["-T", *(f"-o{name}={value}" for name, value in settings.items())]
         target = f"{user}@{host}" if user else host
-        self._command = [*ssh, *options, "--", target, remote_line([*self.program, "agent"])]
+        line = remote_line([*self.program, "agent"])
+        self._connection = Connection([*ssh, *options, "--", target, line])
 
     def reach(self, request: Request, timeout_s: float) -> Answer:
         data = msgspec.json.encode(request)
         if len(data) > REQUEST_BYTES:
             raise ClusterError(f"{self.name}: a request of {len(data)} bytes is too large")
         try:
-            done = subprocess.run(
-                self._command, input=data, capture_output=True, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired:
+            heard = self._connection.exchange(data, timeout_s)
+        except TimeoutError:
             raise UnreachableError(
                 f"{self.name}: no answer within {timeout_s:g} s; is the machine well?"
             ) from None
+        except EndedError as ended:
+            raise self._failure(ended.status, ended.said) from None
         except OSError as error:
             raise UnreachableError(f"{self.name}: ssh: {error.strerror}") from error
-        if done.returncode == 0:
-            try:
-                return msgspec.json.decode(done.stdout, type=Answer)
-            except msgspec.DecodeError:
-                text = done.stdout[:200].decode(errors="replace")
-                message = "its shell prints something of its own, or another dgpp is there"
-                raise UnreachableError(f"{self.name}: {message}: {text!r}") from None
-        raise self._failure(done.returncode, done.stderr.decode(errors="replace"))
+        except ValueError as error:
+            raise UnreachableError(f"{self.name}: its answer: {error}") from None
+        try:
+            return msgspec.json.decode(heard, type=Answer)
+        except msgspec.DecodeError:
+            self._connection.close()
+            text = heard[:200].decode(errors="replace")
+            message = "its shell prints something of its own, or another dgpp is there"
+            raise UnreachableError(f"{self.name}: {message}: {text!r}") from None
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @property
+    def _called(self) -> str:
+        """dgpp's command, without what `env` is told before it."""
+        words = [*self.program]
+        if words[0] == "env":
+            words = [word for word in words[1:] if "=" not in word]
+        return shlex.join(words)
 
     def _failure(self, status: int, said: str) -> UnreachableError:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         last = lines[-1] if lines else f"status {status}"
         remedy = next((remedy for sign, remedy in _REMEDIES if sign in said), "")
         if not remedy and status in NOT_FOUND:
-            remedy = f"no {self.program[0]} there: install that dgpp on every node, or name --bin"
+            remedy = f"no {self._called} there: install that dgpp on every node, or name --bin"
         if not remedy and status != SSH_FAILED:
-            remedy = f"`{shlex.join(self.program)} agent` failed there"
+            remedy = f"`{self._called} agent` failed there"
         return UnreachableError(f"{self.name}: {last}" + (f" ({remedy})" if remedy else ""))
 
 
@@ -135,11 +184,31 @@ def forwarded(environ: Mapping[str, str], site_keys: Sequence[str]) -> dict[str,
     }
 
 
+def try_all(
+    nodes: Sequence[Node], request: Mapping[int, Request]
+) -> list[tuple[Node, Answer | ClusterError]]:
+    """Ask every node at once; what each answers, or why it does not."""
+
+    def ask(node: Node) -> tuple[Node, Answer | ClusterError]:
+        try:
+            return node, node.ask(request[node.rank])
+        except ClusterError as error:
+            return node, error
+
+    if len(nodes) < 2:
+        return [ask(node) for node in nodes]
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        return list(pool.map(ask, nodes))
+
+
 def ask_all(nodes: Sequence[Node], request: Mapping[int, Request]) -> dict[int, Answer]:
     """Ask every node at once, by rank. Raises the first error, in the order of ranks."""
-    with ThreadPoolExecutor(max(1, len(nodes))) as pool:
-        asked = [(node.rank, pool.submit(node.ask, request[node.rank])) for node in nodes]
-        return {rank: waiting.result() for rank, waiting in asked}
+    found = {}
+    for node, said in try_all(nodes, request):
+        if isinstance(said, ClusterError):
+            raise said
+        found[node.rank] = said
+    return found
 
 
 def own_program() -> list[str]:

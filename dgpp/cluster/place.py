@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -35,6 +35,11 @@ class Place(msgspec.Struct, frozen=True):
     def logs(self) -> Path:
         """Logs, operation streams and process records."""
         return Path(self.log_dir).expanduser() / DEPLOYMENTS / self.deployment
+
+    @property
+    def collected(self) -> Path:
+        """What other machines' ranks left, on rank 0's."""
+        return self.logs / "collected"
 
     @property
     def stage(self) -> Path:
@@ -69,8 +74,10 @@ def locked(place: Place) -> Iterator[None]:
                 f"{place.logs}: another command is at work on this deployment (process {holder}); "
                 "wait for it, or end it"
             ) from None
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):
+            # Who holds it is said to others alone; a full disk is named where it matters.
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(file)

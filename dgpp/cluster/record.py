@@ -64,8 +64,12 @@ def read_record(file: Path) -> ProcessRecord | None:
 def write_record(file: Path, record: ProcessRecord) -> None:
     """Whole or not at all."""
     fresh = file.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.encode(record))
-    fresh.replace(file)
+    try:
+        fresh.write_bytes(msgspec.json.encode(record))
+        fresh.replace(file)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def state_of(record: ProcessRecord | None) -> State:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import secrets
-import signal
 import time
 from collections.abc import Callable
 
 import msgspec
 
 from dgpp.cluster.deployment import Deployment
-from dgpp.cluster.down import end_ranks
+from dgpp.cluster.down import end_ranks, kill_ranks
 from dgpp.cluster.errors import AlreadyUpError, ClusterError, StartError
-from dgpp.cluster.messages import Answer, Examine, Finding, Look, Signal, Start
-from dgpp.cluster.node import Node, ask_all
+from dgpp.cluster.interruption import Interruption, noted
+from dgpp.cluster.messages import Answer, Examine, Finding, Look, Start
+from dgpp.cluster.node import Node, ask_all, try_all
 from dgpp.cluster.place import locked
 from dgpp.cluster.record import State
+from dgpp.config.ports import listens
+from dgpp.config.settings import Settings
 
 READY = "READY — "
 LOOK_S = 0.2
@@ -40,59 +42,70 @@ class Up(msgspec.Struct, frozen=True, kw_only=True):
 def bring_up(deployment: Deployment, wanted: Up, say: Say) -> str:
     """The line in which rank 0 says that it serves. Raises ClusterError: then nothing of the
     deployment runs."""
-    with locked(deployment.place):
+    with locked(deployment.place), noted() as interruption:
         running = _running(deployment)
         if running and not wanted.replace:
             raise AlreadyUpError(
                 f"{', '.join(running)}: up already; `dgpp down` ends it, --replace starts it anew"
             )
+        interruption.check()
         if running:
             say(f"ending {', '.join(running)}")
             end_ranks(deployment, say)
+            interruption.check()
         if wanted.checks:
             require_fit(deployment, say)
+        interruption.check()
         try:
-            _start(deployment, wanted, say)
-            return _wait(deployment, wanted.timeout_s, say)
+            _start(deployment, wanted, say, interruption)
+            ready = _wait(deployment, wanted.timeout_s, interruption)
+            interruption.check()
         except BaseException:
-            _kill(deployment, say)
+            _undo(deployment, say)
             raise
+        return ready
+
+
+def _undo(deployment: Deployment, say: Say) -> None:
+    try:
+        kill_ranks(deployment, say)
+    except ClusterError as error:
+        say(str(error))
 
 
 def examine(deployment: Deployment) -> dict[str, tuple[Finding, ...]]:
     """What there is to say of each node, by name. What cannot be asked is a finding too."""
     settings = deployment.settings
     rdma = settings.engine.collective == "verbs"
-    found = {}
-    for node in deployment.nodes:
-        told = settings.node_env[node.rank] if settings.node_env else {}
-        ports = [settings.http.port] if node.rank == 0 else []
-        if node.rank == 0 and settings.world_size > 1:
-            ports.append(settings.ports.journal)
-        request = Examine(
+    nodes = deployment.nodes
+    requests = {
+        node.rank: Examine(
             deployment.place,
             node.rank,
             settings.engine.backend,
             rdma,
-            tuple(told.get("DGPP_ROCE_DEVICES", "").split()),
+            tuple(_told(settings, node.rank).get("DGPP_ROCE_DEVICES", "").split()),
             settings.model,
-            told.get("HF_HUB_CACHE", ""),
-            tuple(ports),
+            _told(settings, node.rank).get("HF_HUB_CACHE", ""),
+            listens(settings, node.rank),
         )
-        found[node.name] = _examined(node, request)
-    return found
+        for node in nodes
+    }
+    return {node.name: _findings(node, answer) for node, answer in try_all(nodes, requests)}
 
 
-def _examined(node: Node, request: Examine) -> tuple[Finding, ...]:
-    before = time.time()
-    try:
-        answer = node.ask(request)
-    except ClusterError as error:
-        return (Finding("error", str(error)),)
-    skew = max(before - answer.now, answer.now - time.time())
-    if skew > SKEW_S:
-        late = Finding("warning", f"its clock is {skew:.1f} s off", "synchronise clocks (NTP)")
-        return (*answer.findings, late)
+def _told(settings: Settings, rank: int) -> dict[str, str]:
+    return settings.node_env[rank] if settings.node_env else {}
+
+
+def _findings(node: Node, answer: Answer | ClusterError) -> tuple[Finding, ...]:
+    if isinstance(answer, ClusterError):
+        return (Finding("error", str(answer)),)
+    gap = node.clock_gap.sure
+    if abs(gap) > SKEW_S:
+        way = "ahead of" if gap > 0 else "behind"
+        what = f"its clock is {abs(gap):.1f} s {way} this machine's"
+        return (*answer.findings, Finding("warning", what, "synchronise clocks (NTP)"))
     return answer.findings
 
 
@@ -112,7 +125,7 @@ def require_fit(deployment: Deployment, say: Say) -> None:
 
 
 def _running(deployment: Deployment) -> list[str]:
-    looks = {node.rank: Look(deployment.place, node.rank) for node in deployment.nodes}
+    looks = {node.rank: Look(deployment.place, node.rank, -1) for node in deployment.nodes}
     found = ask_all(deployment.nodes, looks)
     mine = deployment.nodes[0]
     for node in deployment.nodes:
@@ -124,7 +137,7 @@ def _running(deployment: Deployment) -> list[str]:
     return [node.name for node in deployment.nodes if found[node.rank].state is State.RUNNING]
 
 
-def _start(deployment: Deployment, wanted: Up, say: Say) -> None:
+def _start(deployment: Deployment, wanted: Up, say: Say, interruption: Interruption) -> None:
     """Rank 0 first: the others find its journal waiting."""
     token = secrets.token_hex(32) if deployment.apart else ""
     if deployment.settings.engine.cluster_token_file:
@@ -144,6 +157,7 @@ def _start(deployment: Deployment, wanted: Up, say: Say) -> None:
     }
     first, *others = deployment.nodes
     for nodes in ([first], others):
+        interruption.check()
         for rank, answer in ask_all(nodes, requests).items():
             pid = answer.record.pid if answer.record else 0
             say(f"rank {rank} started on {deployment.nodes[rank].host} (process {pid})")
@@ -172,11 +186,12 @@ class _Watch:
         raise StartError(f"{self.node.name} ended before it served:\n  {said}")
 
 
-def _wait(deployment: Deployment, timeout_s: float, say: Say) -> str:
+def _wait(deployment: Deployment, timeout_s: float, interruption: Interruption) -> str:
     first, *others = (_Watch(node) for node in deployment.nodes)
     end = time.monotonic() + timeout_s
     far = time.monotonic() + LOOK_FAR_S
     while time.monotonic() < end:
+        interruption.check()
         first.require_alive(deployment)
         for line in first.text.splitlines():
             if READY in line:
@@ -187,13 +202,3 @@ def _wait(deployment: Deployment, timeout_s: float, say: Say) -> str:
             far = time.monotonic() + LOOK_FAR_S
         time.sleep(LOOK_S)
     raise StartError(f"rank 0 does not serve after {timeout_s:g} s; see {deployment.place.log(0)}")
-
-
-def _kill(deployment: Deployment, say: Say) -> None:
-    """After a start that failed: exactly the processes that it started."""
-    for node in deployment.nodes:
-        try:
-            if node.ask(Signal(deployment.place, node.rank, signal.SIGKILL)).done:
-                say(f"{node.name}: killed")
-        except ClusterError as error:
-            say(f"{error}; its rank may still run there: `dgpp down` once it answers")

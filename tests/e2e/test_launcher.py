@@ -130,7 +130,7 @@ def test_up_serves_status_tells_logs_merge_and_down_leaves_nothing(launcher, mac
     assert {file.name for file in staged.iterdir()} == {
         "rank1.config.json",
         "rank1.token",
-        "site.env",
+        "rank1.env",
     }
     assert all(file.stat().st_mode & 0o077 == 0 for file in staged.iterdir())
     pids = launcher.pids()
@@ -138,9 +138,20 @@ def test_up_serves_status_tells_logs_merge_and_down_leaves_nothing(launcher, mac
     assert status == 0, said
     assert "op streams: identical across 2 ranks" in said
     assert gone(pids)
+    assert not staged.exists()
+    # The other machine's log came here.
+    collected = Path(place["logs"]) / "collected" / "rank1.log"
+    assert "rank 1 serves" in collected.read_text()
     assert launcher.run("status")[0] == 3
     status, said = launcher.run("status", "--all", config=False)
     assert "ended (was process" in said
+    status, said = launcher.run("status", "--json")
+    found = json.loads(said)["ranks"]
+    assert [(rank["rank"], rank["state"], rank["pid"]) for rank in found] == [
+        (0, "ended", pids[0]),
+        (1, "ended", pids[1]),
+    ]
+    assert [rank["last"].rpartition(" ")[2] for rank in found] == ["exit_status=0"] * 2
     assert not list(launcher.home.rglob("oops"))
 
 
@@ -171,7 +182,7 @@ def test_doctor_names_what_is_wrong_with_which_node(launcher):
         taken.listen()
         status, said = launcher.run("doctor")
         assert status == 1
-        assert f"error    port {launcher.journal}: Address already in use" in said
+        assert f"error    port {launcher.journal} of 0.0.0.0: Address already in use" in said
         status, said = launcher.run("up")
         assert status == 1
         assert "not started: rank 0 at 127.0.0.1: port" in said

@@ -1,0 +1,61 @@
+"""Ctrl-C and its kin while something is under way that must be undone: noted, then acted upon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from dgpp.cluster.errors import ClusterError
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STDERR = 2
+
+
+class StoppedError(ClusterError):
+    """A signal came; `exit_status` is the shell's for it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}; nothing was left running")
+        self.exit_status = 128 + number
+
+
+class Interruption:
+    """Whether a signal has come."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def note(self, number: int) -> None:
+        if not self._number:
+            os.write(_STDERR, b"stopping: what was started is being ended\n")
+        self._number = self._number or number
+
+    def check(self) -> None:
+        """Raises StoppedError if one has come."""
+        if self._number:
+            raise StoppedError(self._number)
+
+
+@contextmanager
+def noted() -> Iterator[Interruption]:
+    """Signals that would end this process are noted while this lasts, those that it ignores are
+    not. A request that is under way is so never cut in two: what it starts is known."""
+    found = Interruption()
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        found.note(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, note)
+    try:
+        yield found
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

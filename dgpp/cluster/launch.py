@@ -1,0 +1,121 @@
+"""Start the process that runs a rank on this node; or leave nothing of the attempt."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from dgpp.cluster.errors import ClusterError
+from dgpp.cluster.messages import Start
+from dgpp.cluster.place import Place
+from dgpp.cluster.record import ProcessRecord, boot_id, start_ticks, write_record
+from dgpp.config.version import version
+
+_children: list[subprocess.Popen[bytes]] = []
+"""Ranks that this very process started, until their remains are cleared away."""
+
+
+def start(request: Start) -> ProcessRecord:
+    """Start the rank and remember its process. Raises OSError or ClusterError: then nothing is left
+    but the log."""
+    place, rank = request.place, request.rank
+    reap()
+    for folder in (place.logs, place.stage):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for old in (place.operations(rank), Path(f"{place.operations(rank)}.1")):
+        old.unlink(missing_ok=True)
+    try:
+        return _start(request)
+    except BaseException:
+        clear(place, rank)
+        raise
+
+
+def clear(place: Place, rank: int) -> None:
+    """Remove what `rank` was started with."""
+    reap()
+    for file in _staged(place, rank):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):
+        # Other ranks of this host may still have theirs there.
+        place.stage.rmdir()
+
+
+def _staged(place: Place, rank: int) -> tuple[Path, Path, Path]:
+    """Settings, token and site settings."""
+    stem = place.stage / f"rank{rank}"
+    return stem.with_suffix(".config.json"), stem.with_suffix(".token"), stem.with_suffix(".env")
+
+
+def _start(request: Start) -> ProcessRecord:
+    place, rank = request.place, request.rank
+    config, token, site = _staged(place, rank)
+    _stage(config, request.config)
+    program = (os.path.expanduser(word) for word in request.command)  # noqa: PTH111 - words as well
+    command = [*program, "run", str(config), "--set", f"paths.log_dir={place.logs}"]
+    if request.apart:
+        command += ["--rank", str(rank)]
+    if request.token:
+        _stage(token, request.token)
+        command += ["--set", f"engine.cluster_token_file={token}"]
+    # What the site says is in the settings already; a file of this node must not say it again.
+    _stage(site, "")
+    environment = os.environ | request.environment | {"DGPP_ENV_FILE": str(site)}
+    process = _spawn(command, environment, place.log(rank), place.stage)
+    record = ProcessRecord(
+        rank,
+        process.pid,
+        start_ticks(process.pid),
+        boot_id(),
+        time.time(),
+        version(),
+        request.source,
+        tuple(command),
+    )
+    try:
+        write_record(place.record(rank), record)
+    except BaseException:
+        # What is not remembered could not be ended later.
+        process.kill()
+        process.wait()
+        raise
+    return record
+
+
+def _spawn(
+    command: list[str], environment: dict[str, str], log: Path, folder: Path
+) -> subprocess.Popen[bytes]:
+    """A process of a session of its own that speaks to `log` alone."""
+    if log.exists():
+        log.replace(log.with_suffix(".log.1"))
+    with log.open("ab") as out:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ClusterError(
+                f"{command[0]}: {error.strerror} (install that dgpp on every node, or name --bin)"
+            ) from error
+    _children.append(process)
+    return process
+
+
+def _stage(file: Path, text: str) -> None:
+    """`text` in `file`, which nobody else may read."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(text)
+
+
+def reap() -> None:
+    _children[:] = [child for child in _children if child.poll() is None]

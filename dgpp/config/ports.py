@@ -1,0 +1,43 @@
+"""Which TCP ports each rank of a deployment listens on."""
+
+from __future__ import annotations
+
+from dgpp.config.settings import Settings
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - other nodes come here
+LOCALHOST = "127.0.0.1"
+
+
+def is_local(settings: Settings) -> bool:
+    """Whether all ranks are on this host."""
+    return set(settings.nodes) == {"localhost"}
+
+
+def journal_host(settings: Settings) -> str:
+    """The address at which rank 0's journal listens."""
+    return LOCALHOST if is_local(settings) else EVERYWHERE
+
+
+def metrics_port(settings: Settings, rank: int) -> int:
+    """Where `rank` answers: `ports.metrics`, and one up for each rank of its host that answers
+    before it. 0: nowhere."""
+    first = settings.ports.metrics
+    if not (first and rank):
+        return 0
+    return first + settings.nodes[1:rank].count(settings.nodes[rank])
+
+
+def listens(settings: Settings, rank: int) -> tuple[tuple[str, int], ...]:
+    """Addresses and ports that must be free for `rank`; where all ranks are on one host, rank 0
+    starts them all."""
+    http = settings.http
+    metrics = [metrics_port(settings, rank)]
+    found = []
+    if not rank:
+        if not http.unix_socket:
+            found.append((http.bind_host, http.port))
+        if settings.world_size > 1:
+            found.append((journal_host(settings), settings.ports.journal))
+        if is_local(settings):
+            metrics = [metrics_port(settings, other) for other in range(settings.world_size)]
+    return (*found, *((http.bind_host, port) for port in metrics if port))

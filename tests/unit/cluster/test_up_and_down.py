@@ -1,0 +1,205 @@
+"""Bringing ranks up and down: undone when it fails or is interrupted, wherever that is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from fake_ranks import fake_deployment, left, states
+from msgspec.structs import replace
+
+from dgpp.cluster import agent
+from dgpp.cluster.down import bring_down, end_ranks
+from dgpp.cluster.errors import AlreadyUpError, ClusterError, LockedError, StartError
+from dgpp.cluster.interruption import StoppedError
+from dgpp.cluster.messages import Start
+from dgpp.cluster.place import locked
+from dgpp.cluster.record import State, read_record, write_record
+from dgpp.cluster.up import Up, bring_up
+
+QUICK = Up(checks=False, timeout_s=20)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    deployment = fake_deployment(tmp_path, monkeypatch)
+    yield deployment
+    for node in deployment.nodes:
+        node.before = node.after = lambda number: None
+    bring_down(deployment, lambda line: None)
+    assert left(deployment) == ([], [])
+
+
+def up(deployment, wanted=QUICK):
+    said = []
+    line = bring_up(deployment, wanted, said.append)
+    end = time.monotonic() + 10
+    for node in deployment.nodes:
+        # Of a world, rank 0 says it for all; these scripts know nothing of each other.
+        while "READY" not in node.own(deployment.place).log(node.rank).read_text():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    return line, said
+
+
+def down(deployment):
+    said = []
+    return bring_down(deployment, said.append, first_s=5), "\n".join(said)
+
+
+def test_up_once_replaced_and_down(world):
+    line, said = up(world)
+    assert line == "READY — http://h/v1 (model m) — stop: Ctrl-C"
+    assert [text.partition(" (")[0] for text in said] == [
+        "rank 0 started on here",
+        "rank 1 started on node1",
+    ]
+    before = [read_record(n.own(world.place).record(n.rank)).pid for n in world.nodes]
+    with pytest.raises(AlreadyUpError, match=r"rank 0 at here, rank 1 at node1: up already; `dgpp"):
+        up(world)
+    assert states(world) == [State.RUNNING, State.RUNNING]
+    up(world, replace(QUICK, replace=True))
+    after = [read_record(n.own(world.place).record(n.rank)).pid for n in world.nodes]
+    assert not set(before) & set(after)
+    with locked(world.place), pytest.raises(LockedError, match="another command is at work"):
+        down(world)
+    assert states(world) == [State.RUNNING, State.RUNNING]
+    done, said = down(world)
+    assert done, said
+    assert said == "op streams: identical across 2 ranks (16 bytes)"
+    assert (world.place.collected / "rank1.log").read_text().count("READY") == 1
+    assert down(world) == (True, "not running")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_interruption_at_any_request_leaves_nothing(world, rank, moment):
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    node = world.nodes[rank]
+    statuses, expected = [], []
+    # Rank 0 is looked at until it serves, rank 1 only where it is asked to do something.
+    for at in range(6 if rank == 0 else 2):
+        node.requests.clear()
+        number = numbers[at % len(numbers)]
+
+        def interrupt(count, at=at, number=number):
+            if count == at:
+                os.kill(os.getpid(), number)
+
+        setattr(node, moment, interrupt)
+        try:
+            up(world)
+        except StoppedError as error:
+            statuses.append(error.exit_status - 128)
+            expected.append(number)
+            assert left(world) == ([], [])
+        else:
+            assert len(node.requests) <= at
+            setattr(node, moment, lambda number: None)
+            end_ranks(world, lambda line: None)
+    assert len(statuses) >= 2
+    assert statuses == expected
+    assert handlers == [signal.getsignal(n) for n in numbers]
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_rank_that_cannot_be_started_leaves_no_other(world, wrong):
+    node = world.nodes[wrong]
+
+    def refuse(number):
+        if isinstance(node.requests[-1], Start):
+            raise ClusterError(f"{node.name}: No space left on device (make room on that disk)")
+
+    node.before = refuse
+    with pytest.raises(ClusterError, match="make room on that disk"):
+        up(world)
+    assert left(world) == ([], [])
+
+
+def test_a_node_that_goes_away_during_the_start_is_named_and_what_can_be_ended_is(world):
+    first, second = world.nodes
+    second.after = lambda number: second.lose(number) if number else None
+    said = []
+    with pytest.raises(ClusterError, match="rank 1 at node1: Connection timed out"):
+        bring_up(world, QUICK, said.append)
+    assert states(world)[0] is State.ENDED
+    told = "rank 1 at node1: Connection timed out (it is off); its rank may still run there: "
+    assert [line for line in said if line.startswith(told)] == [
+        told + "`dgpp down` once it answers"
+    ]
+    assert first.home not in (second.home, Path())
+
+
+def test_down_ends_what_it_can_reach_and_names_the_rest(world):
+    up(world)
+    world.nodes[1].before = world.nodes[1].lose
+    done, said = down(world)
+    assert not done
+    assert "rank 1 at node1: Connection timed out (it is off); its rank may still run" in said
+    assert said.count("node1") == 1
+    assert states(world)[0] is State.ENDED
+    world.nodes[1].before = lambda number: None
+    assert down(world)[0]
+
+
+def test_ranks_of_two_versions_are_refused_before_anything_starts(world):
+    world.nodes[1].version = "9.9"
+    with pytest.raises(StartError, match=r"rank 1 at node1 has dgpp 9\.9, this is .*: install one"):
+        up(world)
+    assert states(world) == [State.ABSENT, State.ABSENT]
+
+
+def test_after_a_power_cut_records_and_locks_hold_nobody_back(world):
+    up(world)
+    records = [read_record(n.own(world.place).record(n.rank)) for n in world.nodes]
+    down(world)
+    # As the machine left them: a boot ago, and a number that another process has now.
+    write_record(world.place.record(0), replace(records[0], boot_id="0" * 36))
+    other = replace(records[1], pid=os.getpid())
+    write_record(world.nodes[1].own(world.place).record(1), other)
+    (world.place.logs / "launcher.lock").write_text(f"{os.getpid()}\n")
+    assert states(world) == [State.REBOOTED, State.ENDED]
+    up(world)
+    assert states(world) == [State.RUNNING, State.RUNNING]
+
+
+def test_a_difference_names_the_first_record(world, monkeypatch):
+    up(world)
+    theirs = world.nodes[1].own(world.place).operations(1)
+    theirs.write_text("T 1 5 1\nT 1 7 2\n")
+    done, said = down(world)
+    assert not done
+    assert said == (
+        "op streams: DIFFER at record 2: rank 0 at here has 'T 1 6 2', rank 1 at node1 'T 1 7 2'"
+    )
+    assert (world.place.collected / "serve_rank1.ops").read_text() == theirs.read_text()
+    monkeypatch.setattr(agent, "BLOCK_BYTES", 9)
+    for text, expected in (
+        ("T 1 5 1\n", "rank 1 at node1 ends before record 2, where rank 0 at here has 'T 1 6 2'"),
+        ("T 1 5 1\nT 1 6 2\nR 1 0 2\n", "rank 0 at here ends before record 3"),
+        ("X", "DIFFER at record 1: rank 0 at here has"),
+    ):
+        up(world)
+        theirs.write_text(text)
+        done, said = down(world)
+        assert not done
+        assert expected in said
+    up(world)
+    theirs.unlink()
+    assert "op streams: missing of rank 1 at node1" in down(world)[1]
+
+
+def test_a_rank_that_does_not_end_is_killed_and_named(world):
+    program = Path(world.program[0])
+    script = program.read_text()
+    program.write_text(script.replace("trap 'exit 0' INT", "trap '' INT"))
+    up(world)
+    program.write_text(script)
+    said = []
+    assert not bring_down(world, said.append, first_s=0.2)
+    assert "rank 0 at here did not end within 0.2 s: killed" in said
+    assert left(world) == ([], [])
