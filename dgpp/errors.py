@@ -21,6 +21,10 @@ class CheckpointError(DgppError):
     """A checkpoint is missing, truncated or does not hold exactly the tensors its family binds."""
 
 
+class FetchError(CheckpointError):
+    """A model cannot be downloaded or copied; the message says why and what to do."""
+
+
 class MemoryPlanError(DgppError):
     """The memory plan does not fit; the message names the largest items and what would fit."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import socket
 import subprocess
@@ -33,9 +34,9 @@ class Machines:
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
             subprocess.run(command, check=True)
         self._ports = dict(zip(self.hosts, free_ports(count), strict=True))
-        lines = [f"UserKnownHostsFile {folder}/known", "StrictHostKeyChecking accept-new"]
+        lines = [f'UserKnownHostsFile "{folder}/known"', "StrictHostKeyChecking accept-new"]
         for host, port in self._ports.items():
-            lines += [f"Host {host}", f"Port {port}", f"IdentityFile {folder}/user"]
+            lines += [f"Host {host}", f"Port {port}", f'IdentityFile "{folder}/user"']
             lines += ["IdentitiesOnly yes"]
         self.config.write_text("\n".join(lines) + "\n")
         for host in self.hosts:
@@ -46,14 +47,15 @@ class Machines:
         home = self.homes[host]
         home.mkdir(exist_ok=True)
         run = self.folder / f"run-{host}"
-        lines = ["#!/bin/sh", f"export HOME={home}", 'cd "$HOME"']
+        lines = ["#!/bin/sh", f"export HOME={shlex.quote(str(home))}", 'cd "$HOME"']
         run.write_text("\n".join([*lines, 'exec sh -c "$SSH_ORIGINAL_COMMAND"', ""]))
         run.chmod(0o755)
         config = self.folder / f"sshd-{host}"
         config.write_text(
-            f"ListenAddress {host}\nPort {self._ports[host]}\nHostKey {self.folder}/host\n"
-            f"AuthorizedKeysFile {self.folder}/user.pub\nStrictModes no\nUsePAM no\n"
-            f"PidFile none\nForceCommand {run}\nPermitRootLogin prohibit-password\n"
+            f"ListenAddress {host}\nPort {self._ports[host]}\nPidFile none\n"
+            f'HostKey "{self.folder}/host"\nAuthorizedKeysFile "{self.folder}/user.pub"\n'
+            f"StrictModes no\nUsePAM no\n"
+            f"ForceCommand {shlex.quote(str(run))}\nPermitRootLogin prohibit-password\n"
         )
         Path("/run/sshd").mkdir(exist_ok=True)
         with (self.folder / f"log-{host}").open("ab") as log:

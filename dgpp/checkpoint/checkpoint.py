@@ -9,10 +9,9 @@ from typing import Any
 import numpy.typing as npt
 
 from dgpp.checkpoint.json_file import read_json
+from dgpp.checkpoint.served_files import INDEX
 from dgpp.checkpoint.shard import Shard, TensorEntry
 from dgpp.errors import CheckpointError
-
-INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint:

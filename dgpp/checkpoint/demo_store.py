@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from dgpp.checkpoint.hashes import sha256_of, to_disk
 from dgpp.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -53,7 +52,7 @@ def is_whole(target: Path, layout: int, *, verify: bool) -> bool:
             return False
         return all(
             (target / name).stat().st_size == entry.size
-            and (not verify or _sha256(target / name) == entry.sha256)
+            and (not verify or sha256_of(target / name) == entry.sha256)
             for name, entry in manifest.files.items()
         )
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
@@ -92,26 +91,13 @@ def publish(checkpoint: Path, target: Path, layout: int, source: Mapping[str, st
     manifest = Manifest(
         layout=layout,
         source=dict(source),
-        files={path.name: FileEntry(path.stat().st_size, _sha256(path)) for path in files},
+        files={path.name: FileEntry(path.stat().st_size, sha256_of(path)) for path in files},
     )
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     (checkpoint / MANIFEST).write_bytes(text + b"\n")
     for path in [*files, checkpoint / MANIFEST, checkpoint]:
-        _fsync(path)
+        to_disk(path)
     if target.exists():
         target.rename(checkpoint.parent / "replaced")
     checkpoint.rename(target)
-    _fsync(target.parent)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    to_disk(target.parent)

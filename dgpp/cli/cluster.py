@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dgpp.checkpoint.resolve import hub_directory
+from dgpp.cli.completion import complete_deployment, complete_rank
 from dgpp.cli.settings import load_settings, load_site_settings
-from dgpp.cluster.deployment import Access, Deployment
+from dgpp.cluster.deployment import Access, Deployment, reach
+from dgpp.cluster.node import RemoteNode
+from dgpp.cluster.sync import Peer
 from dgpp.config.document import Override
+from dgpp.config.resolve import site_whole
+from dgpp.config.settings import Settings
 from dgpp.errors import ConfigError
 
 DeploymentArgument = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[CONFIG]", help="deployment file; DGPP_CLUSTER_CONFIG names the usual one"
+        metavar="[CONFIG]",
+        help="deployment file; DGPP_CLUSTER_CONFIG names the usual one",
+        autocompletion=complete_deployment,
     ),
 ]
 BinOption = Annotated[
@@ -26,7 +35,9 @@ BinOption = Annotated[
 SshConfigOption = Annotated[
     str, typer.Option("--ssh-config", help="ssh's configuration file (default: the user's own)")
 ]
-RankOption = Annotated[int | None, typer.Option("--rank", help="of this rank alone")]
+RankOption = Annotated[
+    int | None, typer.Option("--rank", help="of this rank alone", autocompletion=complete_rank)
+]
 
 
 def open_deployment(
@@ -42,11 +53,32 @@ def open_deployment(
         if not usual:
             raise ConfigError("no CONFIG given, and DGPP_CLUSTER_CONFIG names none")
         config = Path(usual).expanduser()
-    ssh = str(Path(ssh_config).expanduser()) if ssh_config else ""
-    access = Access(program=program, ssh_config=ssh)
-    deployment = Deployment(config, load_settings(config, overrides), access)
+    settings = load_settings(config, overrides)
+    deployment = Deployment(config, settings, _access(program, ssh_config))
     atexit.register(deployment.close)
     return deployment
+
+
+def open_nodes(
+    config: Path | None, program: str = "", ssh_config: str = ""
+) -> tuple[Path, list[Peer], Settings]:
+    """This machine's Hugging Face cache, the other nodes with theirs, and the settings: of the
+    deployment `config`, else of all nodes that the site names. Raises ConfigError."""
+    site = load_site_settings()
+    settings = load_settings(config, ()) if config else site_whole(site)
+    told = settings.node_env or ({},) * len(settings.nodes)
+    hubs = [entries.get("HF_HUB_CACHE", "") for entries in told]
+    nodes = reach(settings, _access(program, ssh_config))
+    for node in nodes:
+        atexit.register(node.close)
+    peers = [Peer(node, hubs[node.rank]) for node in nodes if isinstance(node, RemoteNode)]
+    mine = {"HF_HUB_CACHE": hubs[0]} if hubs[0] else os.environ
+    return hub_directory(mine), peers, settings
+
+
+def _access(program: str, ssh_config: str) -> Access:
+    ssh = str(Path(ssh_config).expanduser()) if ssh_config else ""
+    return Access(program=program, ssh_config=ssh)
 
 
 def say(line: str) -> None:

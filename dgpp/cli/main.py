@@ -15,7 +15,7 @@ from dgpp.errors import DgppError
 
 COMMANDS = (
     ("run", "dgpp.cli.run", "Serve a deployment over HTTP."),
-    ("fetch", "dgpp.cli.fetch", "Fetch a model."),
+    ("fetch", "dgpp.cli.fetch", "Fetch a model and bring it to the nodes."),
     ("chat", "dgpp.cli.chat", "Talk to a running server."),
     ("top", "dgpp.cli.top", "Watch a running server."),
     ("check", "dgpp.cli.check", "Check a checkpoint against reference values."),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dgpp.cli.completion import complete_deployment
 from dgpp.config.document import Override
 from dgpp.config.resolve import load, site_alone
 from dgpp.config.settings import Settings
@@ -14,7 +15,12 @@ from dgpp.config.site import SiteSettings, load_site
 from dgpp.config.version import checkout_root
 
 ConfigArgument = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="deployment file (JSON), as in deploy/")
+    Path,
+    typer.Argument(
+        metavar="CONFIG",
+        help="deployment file (JSON), as in deploy/",
+        autocompletion=complete_deployment,
+    ),
 ]
 SetOption = Annotated[
     list[str],

@@ -16,14 +16,18 @@ from typing import IO
 
 import msgspec
 
+from dgpp.checkpoint.receive import adopt, drop, look, open_staging
 from dgpp.cluster.launch import clear, reap, start
 from dgpp.cluster.messages import (
     BLOCK_BYTES,
     REQUEST_BYTES,
     TAIL_BYTES,
+    Adopt,
     Answer,
     Clear,
+    Drop,
     Examine,
+    Hold,
     List,
     Look,
     Operations,
@@ -111,6 +115,15 @@ def _do(request: Request) -> Answer:
             from dgpp.cluster.examine import examine
 
             return _answer(findings=tuple(examine(request)))
+        case Hold():
+            if request.open:
+                open_staging(request.copy)
+            return _answer(held=look(request.copy, request.depth))
+        case Adopt():
+            return _answer(wrong=adopt(request.copy, main=request.main))
+        case Drop():
+            drop(request.copy)
+            return _answer(done=True)
 
 
 def _look(request: Look) -> Answer:

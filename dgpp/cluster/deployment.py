@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,6 +32,19 @@ def _program(settings: Settings, access: Access) -> list[str]:
     return own_program()
 
 
+def reach(settings: Settings, access: Access) -> list[Node]:
+    """The nodes of `settings` in the order of ranks; one where all ranks are on this machine."""
+    program = _program(settings, access)
+    ssh = ["ssh", "-F", access.ssh_config] if access.ssh_config else ["ssh"]
+    nodes: list[Node] = []
+    for rank, host in enumerate(settings.nodes):
+        if rank == 0 or host == LOCALHOST:
+            nodes.append(LocalNode(rank, host, program))
+        else:
+            nodes.append(RemoteNode(rank, host, program, user=settings.ssh_user, ssh=ssh))
+    return nodes if set(settings.nodes) != {LOCALHOST} else nodes[:1]
+
+
 class Deployment:
     """`settings` of the file `config`, as ranks on `nodes` run it.
 
@@ -44,17 +56,8 @@ class Deployment:
         self.settings = settings
         paths = settings.paths
         self.place = Place(paths.log_dir, paths.stage_dir, deployment_id(config))
-        self.program = _program(settings, access)
         self.apart = set(settings.nodes) != {LOCALHOST}
-        hosts = settings.nodes if self.apart else settings.nodes[:1]
-        ssh = ["ssh", "-F", access.ssh_config] if access.ssh_config else ["ssh"]
-        self.nodes = [self._node(rank, host, ssh) for rank, host in enumerate(hosts)]
-
-    def _node(self, rank: int, host: str, ssh: Sequence[str]) -> Node:
-        if rank == 0 or host == LOCALHOST:
-            return LocalNode(rank, host, self.program)
-        user = self.settings.ssh_user
-        return RemoteNode(rank, host, self.program, user=user, ssh=ssh)
+        self.nodes = reach(settings, access)
 
     @property
     def document(self) -> str:

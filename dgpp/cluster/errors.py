@@ -23,3 +23,11 @@ class AlreadyUpError(ClusterError):
 
 class StartError(ClusterError):
     """A rank did not come up; nothing was left running."""
+
+
+class TransferError(ClusterError):
+    """Files could not be sent to a node; what came is kept, and the next try goes on from there."""
+
+
+class DiskFullError(TransferError):
+    """A node has no room for what is sent to it; nothing of it was left there."""

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from dgpp.checkpoint.receive import Copy, Depth, Held
 from dgpp.cluster.place import Place
 from dgpp.cluster.record import ProcessRecord, State
 
@@ -82,7 +83,30 @@ class Examine(msgspec.Struct, frozen=True, tag=True):
     listens: tuple[tuple[str, int], ...]
 
 
-Request: TypeAlias = Look | Start | Signal | Operations | Clear | List | Examine
+class Hold(msgspec.Struct, frozen=True, tag=True):
+    """How much of `copy` is here? With `open`, a folder is made that the rest can be sent to."""
+
+    copy: Copy
+    depth: Depth
+    open: bool = False
+
+
+class Adopt(msgspec.Struct, frozen=True, tag=True):
+    """Put in its place what was sent of `copy`; `main`: a server takes that commit from now on."""
+
+    copy: Copy
+    main: bool
+
+
+class Drop(msgspec.Struct, frozen=True, tag=True):
+    """Forget what was sent of `copy`."""
+
+    copy: Copy
+
+
+Request: TypeAlias = (
+    Look | Start | Signal | Operations | Clear | List | Examine | Hold | Adopt | Drop
+)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -108,4 +132,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     digests: tuple[str, ...] = ()
     size: int = 0
     findings: tuple[Finding, ...] = ()
+    held: Held | None = None
+    wrong: tuple[str, ...] = ()
     deployments: tuple[tuple[str, State, ProcessRecord | None], ...] = ()

@@ -116,9 +116,18 @@ class RemoteNode(Node):
             "ServerAliveCountMax": ALIVE_TIMES,
         }
         options = ["-T", *(f"-o{name}={value}" for name, value in settings.items())]
-        target = f"{user}@{host}" if user else host
-        line = remote_line([*self.program, "agent"])
-        self._connection = Connection([*ssh, *options, "--", target, line])
+        self.ssh = (*ssh, *options)
+        self.user = user
+        self._connection = Connection(self.command([*self.program, "agent"]))
+
+    @property
+    def target(self) -> str:
+        """As ssh is told it."""
+        return f"{self.user}@{self.host}" if self.user else self.host
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """What runs `words` there, each as it is."""
+        return [*self.ssh, "--", self.target, remote_line(words)]
 
     def reach(self, request: Request, timeout_s: float) -> Answer:
         data = msgspec.json.encode(request)
@@ -158,12 +167,17 @@ class RemoteNode(Node):
     def _failure(self, status: int, said: str) -> UnreachableError:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         last = lines[-1] if lines else f"status {status}"
-        remedy = next((remedy for sign, remedy in _REMEDIES if sign in said), "")
+        remedy = remedy_of(said)
         if not remedy and status in NOT_FOUND:
             remedy = f"no {self._called} there: install that dgpp on every node, or name --bin"
         if not remedy and status != SSH_FAILED:
             remedy = f"`{self._called} agent` failed there"
         return UnreachableError(f"{self.name}: {last}" + (f" ({remedy})" if remedy else ""))
+
+
+def remedy_of(said: str) -> str:
+    """What to do about what ssh said; empty where it is nothing of its own."""
+    return next((remedy for sign, remedy in _REMEDIES if sign in said), "")
 
 
 def remote_line(words: Sequence[str]) -> str:

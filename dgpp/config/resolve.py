@@ -128,6 +128,15 @@ def site_alone(site: SiteSettings) -> Settings:
     return _settle({"model": "none"}, Reader("site settings"), site, ())
 
 
+def site_whole(site: SiteSettings) -> Settings:
+    """The same for every node that the site names, one rank each."""
+    alone = site_alone(site)
+    nodes = site.DGPP_NODES or alone.nodes
+    return msgspec.structs.replace(
+        alone, nodes=nodes, world_size=len(nodes), node_env=_node_env(nodes, site)
+    )
+
+
 def _settle(
     document: Mapping[str, Any],
     reader: Reader,
