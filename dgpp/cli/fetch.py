@@ -20,25 +20,35 @@ app = typer.Typer(add_completion=False)
 DEMO_NAMES = ("demo", "dgpp/demo")
 
 
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="ORG/NAME on the hub, a folder, or demo",
+        autocompletion=complete_model,
+    ),
+]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="CONFIG",
+        help="deployment whose nodes get it; without MODEL all models that it needs",
+        autocompletion=complete_deployment,
+    ),
+]
+ModelsDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--models-dir", envvar="DGPP_MODELS_DIR", help="folder that the demo model goes to"
+    ),
+]
+
+
 @app.command("fetch")
 def fetch(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="ORG/NAME on the hub, a folder, or demo",
-            autocompletion=complete_model,
-        ),
-    ] = "",
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="CONFIG",
-            help="deployment whose nodes get it; without MODEL all models that it needs",
-            autocompletion=complete_deployment,
-        ),
-    ] = None,
+    model: ModelArgument = "",
+    config: ConfigOption = None,
     revision: Annotated[
         str, typer.Option("--revision", help="branch, tag or commit (default: main)")
     ] = "",
@@ -57,21 +67,17 @@ def fetch(
     verify: Annotated[
         bool, typer.Option("--verify", help="hash files anew that were hashed before")
     ] = False,
-    models_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--models-dir", envvar="DGPP_MODELS_DIR", help="folder that the demo model goes to"
-        ),
-    ] = None,
+    models_dir: ModelsDirOption = None,
     program: BinOption = "",
     ssh_config: SshConfigOption = "",
 ) -> int:
     """Fetch a model once, prove it, and bring it to the peers.
 
-    MODEL is downloaded into the Hugging Face cache (HF_HUB_CACHE, HF_HOME), only the files that a
-    served model reads. Then every other node of DGPP_NODES, or of --config, gets what it lacks over
-    ssh, by rsync or tar, each file proved by SHA-256 there. What is interrupted goes on where it
-    ended. HF_HUB_OFFLINE=1 asks no hub. `demo` is the demo model (93 MB down, 270 MB on disk).
+    Downloads what a served model reads into the Hugging Face cache (HF_HUB_CACHE,
+    HF_HOME). Every other node of DGPP_NODES, or of --config, then gets what it
+    lacks over ssh, by rsync or tar, each file proved by SHA-256 there. What is
+    interrupted goes on where it ended. HF_HUB_OFFLINE=1 asks no hub. `demo` is
+    the demo model (93 MB down, 270 MB on disk).
 
     Prints the folder of each model. Exit status: 0 whole everywhere, 1 not.
     """

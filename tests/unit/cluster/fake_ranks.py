@@ -78,8 +78,9 @@ def fake_deployment(folder: Path, monkeypatch, count: int = 2) -> Deployment:
     settings = load(config, environ={}, directories=())
     settings = replace(settings, paths=replace(settings.paths, **paths))
     deployment = Deployment(config, settings, Access(program=str(program)))
+    program = deployment.nodes[0].program
     deployment.nodes = [
-        Elsewhere(rank, host, deployment.program, folder / host) for rank, host in enumerate(hosts)
+        Elsewhere(rank, host, program, folder / host) for rank, host in enumerate(hosts)
     ]
     return deployment
 

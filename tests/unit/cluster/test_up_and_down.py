@@ -194,7 +194,7 @@ def test_a_difference_names_the_first_record(world, monkeypatch):
 
 
 def test_a_rank_that_does_not_end_is_killed_and_named(world):
-    program = Path(world.program[0])
+    program = Path(world.nodes[0].program[0])
     script = program.read_text()
     program.write_text(script.replace("trap 'exit 0' INT", "trap '' INT"))
     up(world)
