@@ -10,13 +10,30 @@ from dgpp.engine.base import EngineLimits
 from dgpp.serve.served import ServedModel
 
 
+class Lane(msgspec.Struct, frozen=True):
+    """A device of this node that the RoCE bus uses, and the entry of its address table."""
+
+    device: str
+    gid: int
+
+
+class BusBoot(msgspec.Struct, frozen=True):
+    """A rank's end of the RoCE bus. `host` is where rank 0 listens at ports.fabric (on rank 0 the
+    address it binds), `token` what proves a rank there."""
+
+    lanes: tuple[Lane, ...]
+    host: str = ""
+    token: bytes = b""
+
+
 class Boot(msgspec.Struct, frozen=True):
     """One deployment on one rank, resolved: nothing in it is looked up or decided again.
 
     `model_directory` holds the checkpoint and the tokenizer; without a tokenizer `text` is false.
     `config_path` is the model's config.json. `backend` is the engine that was chosen, never "auto";
     `threads` are the CPU backend's, `device` is the CUDA backend's. `journal` is how this rank
-    speaks with the others, None in a world of one.
+    speaks with the others, None in a world of one; `bus` how it sums with them, None where that is
+    not over RoCE.
     """
 
     settings: Settings
@@ -32,6 +49,7 @@ class Boot(msgspec.Struct, frozen=True):
     version: str
     log_json: bool = False
     journal: JournalLinks | None = None
+    bus: BusBoot | None = None
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)

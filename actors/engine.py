@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.boot import Boot
+from actors.bus import bus_files, bus_layout
 from actors.channel import Arrays
 from actors.cold_disk import ColdDisk
 from actors.cold_open import open_cold
@@ -96,7 +97,7 @@ class EngineActor(Role):
 
     def _build_engine(self) -> Engine:
         if self.boot.settings.world_size > 1 and self.boot.backend != "scripted":
-            self._collective = open_ranks(self.boot, self.context.files.get(SLAB, -1))
+            self._collective = open_ranks(self.boot, self.context.files)
         return build_engine(self.boot, self._collective)
 
     async def stop(self) -> None:
@@ -204,6 +205,10 @@ class EngineActor(Role):
         if trace.replayed:
             block.gauge("last_rows").set(trace.replayed)
             block.counter(f"replays_{trace.replayed}").add()
+        if self._collective is not None:
+            told = self._collective.statistics()
+            count = told.all_reduces + told.all_gathers + told.barriers
+            block.gauge(f"collectives_{told.path}").set(count)
         if trace.gap_ns >= 0:
             block.histogram("replay_gap_seconds").observe(trace.gap_ns / 1e9)
 
@@ -222,20 +227,23 @@ def state_pools(engine: Engine) -> StatePools:
     return engine.pools
 
 
-def open_ranks(boot: Boot, slab: int) -> Collective:
-    """This rank's end of the collectives that meet in the memfd `slab`, which is closed. Raises
-    ConfigError where there is none: the ranks are on several hosts."""
-    from dgpp.net.choose import open_collective
+def open_ranks(boot: Boot, files: Mapping[str, int]) -> Collective:
+    """This rank's end of the collectives, over those of `files` that are theirs and are closed."""
+    from dgpp.net.choose import open_bus, open_collective
 
-    engine = boot.settings.engine
-    if slab < 0:
-        raise ConfigError("not supported yet: a model shared out to ranks of several hosts")
+    engine, world = boot.settings.engine, boot.settings.world_size
     timeout_s = engine.rendezvous_timeout_ms / 1e3
+    if boot.bus is not None:
+        shared = bus_files(files)
+        try:
+            return open_bus(shared, boot.rank, bus_layout(boot.bus, world), timeout_s)
+        finally:
+            shared.close()
+    slab = files[SLAB]
     try:
         return open_collective(
-            engine.collective, boot.backend, boot.device, slab, boot.rank,
-            boot.settings.world_size, timeout_s,
-        )  # fmt: skip
+            engine.collective, boot.backend, boot.device, slab, boot.rank, world, timeout_s
+        )
     finally:
         os.close(slab)
 

@@ -53,8 +53,8 @@ class Connection(NamedTuple):
     unread: bytes
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Rank 0's socket. Raises ConfigError where it cannot be had."""
+def listen(host: str, port: int, key: str = "ports.journal") -> socket.socket:
+    """Rank 0's socket at the port that `key` says. Raises ConfigError where it cannot be had."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,9 +62,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(STRANGERS)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"ports.journal: cannot listen on {host}:{port}: {error.strerror}"
-        ) from error
+        raise ConfigError(f"{key}: cannot listen on {host}:{port}: {error.strerror}") from error
     listener.setblocking(False)
     return listener
 

@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from actors.boot import Boot
+from actors.boot import Boot, BusBoot
+from actors.bus import bus_lanes
 from dgpp import log
 from dgpp.checkpoint.demo import DEMO_MODEL, ensure_demo
 from dgpp.checkpoint.json_file import read_json, read_object
 from dgpp.checkpoint.model_files import ModelFiles, find_model
 from dgpp.config.engine_settings import EngineSettings
+from dgpp.config.ports import is_local
 from dgpp.config.settings import SamplingSettings, Settings
 from dgpp.config.version import version
 from dgpp.engine.backends import choose_backend
@@ -34,7 +36,7 @@ from dgpp.models.plan import (
     prefix_snapshots,
     require_fit,
 )
-from dgpp.net.paths import require_served
+from dgpp.net.paths import Route, path_of
 from dgpp.sample.params import SamplingParams
 from dgpp.serve.served import ServedModel, sampling_defaults, with_top_p
 from dgpp.text.codec import TextCodec
@@ -76,14 +78,16 @@ def print_plan(plan: MemoryPlan | None) -> None:
         sys.stdout.write(f"{note}\n")
 
 
-def deploy(settings: Settings, *, log_json: bool, rank: int = 0) -> Deployment:
-    """Find the model, plan its memory and settle everything that the roles are told."""
+def deploy(settings: Settings, *, log_json: bool, rank: int = 0, apart: bool = False) -> Deployment:
+    """Find the model, plan its memory and settle everything that the roles are told. `apart`: no
+    other rank is started by this process."""
     files = model_files(settings)
     engine = settings.engine
     wanted = settings.device(rank)
     backend, device = choose_backend(engine.backend, wanted)
+    bus = None
     if settings.world_size > 1:
-        require_served(engine.collective, backend)
+        bus = _bus(settings, backend, rank, apart=apart)
         if backend == "cuda":
             raise ConfigError(
                 "not supported yet: a world_size above 1 on GPUs, whose ranks did not agree on two "
@@ -94,7 +98,7 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0) -> Deployment:
         limits = _scripted_limits(settings, files.directory)
     else:
         room = room_for(device)
-        plan = _plan(settings, files, backend, room)
+        plan = _plan(settings, files, backend, room, 0 if bus is None else len(bus.lanes))
         limits = plan.limits
     boot = Boot(
         settings=settings,
@@ -109,8 +113,17 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0) -> Deployment:
         device=wanted,
         version=version(),
         log_json=log_json,
+        bus=bus,
     )
     return Deployment(boot, plan, room)
+
+
+def _bus(settings: Settings, backend: str, rank: int, *, apart: bool) -> BusBoot | None:
+    """This rank's lanes where ranks sum over RoCE; scripted ones sum nothing."""
+    path = path_of(settings.engine.collective, backend, apart=apart or not is_local(settings))
+    if path is not Route.VERBS or backend == "scripted":
+        return None
+    return BusBoot(bus_lanes(settings, rank))
 
 
 def model_files(settings: Settings) -> ModelFiles:
@@ -121,8 +134,10 @@ def model_files(settings: Settings) -> ModelFiles:
     return find_model(model, weights=settings.engine.load == "checkpoint")
 
 
-def _plan(settings: Settings, files: ModelFiles, backend: str, room: Room) -> MemoryPlan:
-    sizes = memory_settings(settings, backend, unified=room.unified)
+def _plan(
+    settings: Settings, files: ModelFiles, backend: str, room: Room, lanes: int
+) -> MemoryPlan:
+    sizes = memory_settings(settings, backend, unified=room.unified, lanes=lanes)
     for missing in sizes.forms.missing(backend):
         raise ConfigError(missing)
     plan = plan_memory(read_json(files.config), sizes, settings.world_size)
@@ -132,8 +147,10 @@ def _plan(settings: Settings, files: ModelFiles, backend: str, room: Room) -> Me
     return plan
 
 
-def memory_settings(settings: Settings, backend: str, *, unified: bool) -> MemorySettings:
-    """What of the settings sizes an engine."""
+def memory_settings(
+    settings: Settings, backend: str, *, unified: bool, lanes: int = 0
+) -> MemorySettings:
+    """What of the settings sizes an engine. `lanes` are the RoCE bus's, 0: there is none."""
     engine = settings.engine
     return MemorySettings(
         slots=engine.max_concurrency,
@@ -150,6 +167,7 @@ def memory_settings(settings: Settings, backend: str, *, unified: bool) -> Memor
         ngram_table=engine.ngram_table,
         ngram_table_model=engine.ngram_table_model,
         cold_gib=cold_gib(settings, backend),
+        lanes=lanes,
     )
 
 

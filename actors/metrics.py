@@ -6,6 +6,7 @@ from actors.reading import GAUGES as READING
 from actors.statistics import Metric
 from dgpp.cache.statistics import CacheCounters
 from dgpp.cache.tier import TierCounters
+from dgpp.net.paths import NAMES
 from dgpp.serve.histogram import GAP, LATENCY, STEP, TOKENS
 from dgpp.serve.metrics import REASONS
 
@@ -61,6 +62,7 @@ SCHEDULER = (
 MOST_ROWS = 16
 """Rows of the widest recorded step."""
 ENGINE = (
+    *_gauges(*(f"collectives_{path}" for path in NAMES)),
     *_gauges("last_rows", "cold_waiting", *(f"cold_{name}" for name in COLD_FIGURES)),
     *_counters(*(f"replays_{rows}" for rows in range(1, MOST_ROWS + 1))),
     *_histograms(GAP, "replay_gap_seconds"),

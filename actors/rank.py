@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 
 from actors.child import die_with_parent, show_as
 from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage, end_with_supervisor
@@ -18,6 +18,7 @@ from actors.supervisor import RELEASED
 from dgpp import log
 from dgpp.config.document import parse_document
 from dgpp.config.resolve import resolve
+from dgpp.config.settings import Settings
 from dgpp.config.site import SiteSettings
 from dgpp.errors import DgppError
 
@@ -47,6 +48,19 @@ def end_with_host(page: HeartbeatPage, spec: RankSpec) -> Callable[[], None]:
     return look
 
 
+def take_node_settings(environ: MutableMapping[str, str], settings: Settings, rank: int) -> None:
+    """Where rank 0's process put its own node's settings, this rank's take their place; what was
+    exported stays."""
+    if not settings.node_env:
+        return
+    first, own = settings.node_env[0], settings.node_env[rank]
+    for name in first.keys() | own.keys():
+        if environ.get(name) == first.get(name):
+            environ.pop(name, None)
+            if name in own:
+                environ[name] = own[name]
+
+
 def main(arguments: list[str]) -> None:
     """Never returns: threads of libraries must not hold up the exit."""
     spec = read_rank_spec(int(arguments[2]))
@@ -73,6 +87,7 @@ def _follow(spec: RankSpec) -> int:
     from actors.serve import follow
 
     settings = resolve(parse_document(spec.settings, "ranks"), "ranks", site=SiteSettings())
+    take_node_settings(os.environ, settings, spec.rank)
     try:
         return follow(
             settings,

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from actors import launch
 from actors.boot import Boot
+from actors.bus import share_bus
 from actors.facts import facts
 from actors.following import FollowingWorld
 from actors.heartbeat import HeartbeatPage, heartbeat_bytes
@@ -68,7 +69,7 @@ def serve(settings: Settings, *, log_json: bool, rank: int | None = None) -> int
 
 
 def _serve_first(settings: Settings, *, log_json: bool, alone: bool) -> int:
-    deployment = launch.deploy(settings, log_json=log_json)
+    deployment = launch.deploy(settings, log_json=log_json, apart=alone)
     boot = deployment.boot
     for line in startup_lines(settings, boot.version):
         log.log_line(_log, line.text, line.fields, level=line.level)
@@ -117,9 +118,9 @@ def follow(
         adopted, changed = adopt(settings, given)
         if changed:
             _log.warning("settings of rank 0 hold: %s", ", ".join(changed))
-        deployment = launch.deploy(adopted, log_json=log_json, rank=rank)
+        deployment = launch.deploy(adopted, log_json=log_json, rank=rank, apart=slab < 0)
         launch.explain(deployment)
-        return deployment.boot
+        return _with_bus(deployment.boot, host, token)
 
     def make(boot: Boot, connection: Connection) -> World:
         return _inner(boot, {0: connection}, supervision, slab)
@@ -144,6 +145,7 @@ def _leading(boot: Boot, supervision: Supervision, *, alone: bool) -> Callable[[
     identity = Identity(
         rank=0, world=world, version=boot.version, settings=digest(settings), token=token
     )
+    boot = _with_bus(boot, journal_host(settings), token)
     roster = Roster(identity, encode_shared(settings), facts(boot))
     slab, page, specs = -1, None, []
     if not alone:
@@ -188,7 +190,16 @@ def _inner(
     placement = boot.settings.engine.placement
     ends = {link_name(rank): _end(c.socket, placement) for rank, c in connections.items()}
     files = {"scheduler": ends, "engine": {} if slab < 0 else {SLAB: slab}}
+    if boot.bus is not None:
+        files["engine"], files["poller"] = share_bus(boot.bus, boot.settings.world_size)
     return make_world(topology(joined, files), _boots(joined), placement, supervision)
+
+
+def _with_bus(boot: Boot, host: str, token: bytes) -> Boot:
+    """Told where rank 0's end of the bus is: beside its journal."""
+    if boot.bus is None:
+        return boot
+    return replace(boot, bus=replace(boot.bus, host=host, token=token))
 
 
 def _end(connection: socket.socket, placement: str) -> int:

@@ -61,9 +61,10 @@ def topology(boot: Boot, files: Files | None = None) -> Topology:
 
 def _placed(boot: Boot) -> tuple[str, ...]:
     """The roles that this rank has."""
+    bus = () if boot.bus is None else ("poller",)
     if boot.rank == 0:
-        return (*_EVERYWHERE, "tokenizer", "http")
-    return (*_EVERYWHERE, "metrics") if metrics_port(boot.settings, boot.rank) else _EVERYWHERE
+        return (*bus, *_EVERYWHERE, "tokenizer", "http")
+    return (*bus, *_EVERYWHERE, *(("metrics",) if metrics_port(boot.settings, boot.rank) else ()))
 
 
 _EVERYWHERE = ("engine", "sampler", "scheduler")
@@ -77,6 +78,7 @@ def _roles(boot: Boot) -> tuple[RoleSpec, ...]:
         return RoleSpec(role=name, actor=actor, **fields)  # type: ignore[arg-type]
 
     return (
+        role("poller", "actors.poller:PollerActor"),
         role(
             "engine",
             "actors.engine:EngineActor",

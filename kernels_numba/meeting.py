@@ -8,3 +8,5 @@ GENERATION, TAGS, SLEEPERS = 0, 16, 128
 """Offsets in a line: last published collective, the tags of the last two, ranks asleep on it."""
 F32_WIRE, BF16_WIRE = 4, 2
 """Bytes of a value between ranks."""
+CELL_BYTES = 64
+"""What announces a message of the RoCE bus, or gives its slot back."""

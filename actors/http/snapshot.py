@@ -9,6 +9,7 @@ from actors.boot import Boot
 from actors.metrics import CACHE_COUNTERS, MOST_DRAFTS, MOST_ROWS, TIER_COUNTERS
 from actors.reading import SLOTS
 from actors.statistics import HistogramValue, StatisticsBlock
+from dgpp.net.paths import NAMES
 from dgpp.serve.histogram import Histogram
 from dgpp.serve.metrics import (
     REASONS,
@@ -91,7 +92,7 @@ def snapshot(
         nvme_cache=_nvme_cache(boot, scheduler, engine),
         prefill=_prefill(scheduler, seats, now),
         build=_build(boot),
-        ranks=[_rank(boot, scheduler, now)] if boot.settings.world_size > 1 else [],
+        ranks=[_rank(boot, scheduler, engine, now)] if boot.settings.world_size > 1 else [],
         finished={reason: scheduler.count(f"finished_{reason}") for reason in REASONS},
         histograms=_histograms(scheduler, http, engine),
     )
@@ -99,7 +100,8 @@ def snapshot(
 
 def rank_snapshot(boot: Boot, peers: Mapping[str, StatisticsBlock], now: float) -> MetricsSnapshot:
     """What a rank beyond the first counts, at `now`."""
-    return MetricsSnapshot(build=_build(boot), ranks=[_rank(boot, Reader(peers["scheduler"]), now)])
+    scheduler, engine = Reader(peers["scheduler"]), Reader(peers["engine"])
+    return MetricsSnapshot(build=_build(boot), ranks=[_rank(boot, scheduler, engine, now)])
 
 
 def _build(boot: Boot) -> Build:
@@ -114,7 +116,7 @@ def _build(boot: Boot) -> Build:
     )
 
 
-def _rank(boot: Boot, scheduler: Reader, now: float) -> RankMetrics:
+def _rank(boot: Boot, scheduler: Reader, engine: Reader, now: float) -> RankMetrics:
     last = scheduler.real("levels_s")
     return RankMetrics(
         rank=boot.rank,
@@ -125,6 +127,9 @@ def _rank(boot: Boot, scheduler: Reader, now: float) -> RankMetrics:
         requests_running=scheduler.count("active") + scheduler.count("prefilling"),
         kv_pool_blocks_total=boot.limits.blocks,
         kv_pool_blocks_in_use=scheduler.count("blocks_in_use"),
+        collectives={
+            path: count for path in NAMES if (count := engine.count(f"collectives_{path}"))
+        },
         snapshot_age_seconds=now - last if last else 0.0,
         ticks=scheduler.count("ticks") if boot.rank else None,
     )

@@ -16,7 +16,13 @@ from dgpp.cluster.messages import Examine, Finding
 from dgpp.engine.backends import choose_backend
 from dgpp.errors import ConfigError, DgppError
 from dgpp.net.roce import chosen
+from dgpp.net.verbs.by_pyverbs import load
+from dgpp.net.verbs.errors import LibraryError
+from dgpp.net.verbs.frames import Geometry
+from dgpp.net.verbs.layout import Layout
 
+_UNLIMITED = "memlock unlimited in /etc/security/limits.d, then log in anew"
+_CAP_IPC_LOCK = 14
 LEAST_FREE = 1 << 30
 """Bytes that logs and staged files may need."""
 
@@ -31,7 +37,7 @@ def examine(request: Examine) -> Iterator[Finding]:
     for host, port in request.listens:
         yield _port(host, port)
     if request.rdma:
-        yield from _rdma(request.devices)
+        yield from _rdma(request)
 
 
 def _folder(folder: Path) -> Finding:
@@ -74,8 +80,7 @@ def _locked_memory() -> Finding:
     _soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if hard == resource.RLIM_INFINITY:
         return Finding("ok", "memory can be locked")
-    remedy = "memlock unlimited in /etc/security/limits.d, then log in anew"
-    return Finding("warning", f"at most {hard >> 10} KiB of memory can be locked", remedy)
+    return Finding("warning", f"at most {hard >> 10} KiB of memory can be locked", _UNLIMITED)
 
 
 def _port(host: str, port: int) -> Finding:
@@ -92,11 +97,36 @@ def _port(host: str, port: int) -> Finding:
     return Finding("ok", f"port {port} is free")
 
 
-def _rdma(names: tuple[str, ...]) -> Iterator[Finding]:
+def _rdma(request: Examine) -> Iterator[Finding]:
     try:
-        lanes = chosen(names, ())
+        load()
+    except LibraryError as error:
+        yield Finding("error", str(error))
+    else:
+        yield Finding("ok", "pyverbs loads")
+    try:
+        lanes = chosen(request.devices, request.gids)
     except ConfigError as error:
         yield Finding("error", str(error), "see docs/networking.md")
         return
-    for lane in lanes:
-        yield Finding("ok", f"{lane.name} is {lane.state} at {lane.gid().host}")
+    for place, lane in enumerate(lanes):
+        gid = lane.gid(request.gids[place] if place < len(request.gids) else -1)
+        yield Finding("ok", f"{lane.name} is {lane.state} at {gid.host}, GID {gid.index}")
+    yield _registered_memory(Layout(Geometry(), len(lanes), request.world).bytes)
+
+
+def _registered_memory(size: int) -> Finding:
+    """Whether an adapter may be given the `size` bytes of the bus."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    what = f"the bus registers {-(-size >> 20)} MiB with its adapters"
+    if hard == resource.RLIM_INFINITY or hard >= size or _may_lock_all():
+        return Finding("ok", what)
+    return Finding("error", f"{what}, {hard >> 10} KiB may be locked", _UNLIMITED)
+
+
+def _may_lock_all() -> bool:
+    """Whether this process has CAP_IPC_LOCK, so that no limit holds for it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1)
+    return False

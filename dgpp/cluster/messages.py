@@ -70,14 +70,17 @@ class List(msgspec.Struct, frozen=True, tag=True):
 
 
 class Examine(msgspec.Struct, frozen=True, tag=True):
-    """Is this node fit to run `rank`? `backend` is engine.backend; `rdma`: the ranks speak RoCE
-    over `devices`. `listens`: addresses and TCP ports that must be free here."""
+    """Is this node fit to run `rank` of `world`? `backend` is engine.backend; `rdma`: the ranks
+    speak RoCE over `devices` from their addresses `gids`. `listens`: addresses and TCP ports that
+    must be free here."""
 
     place: Place
     rank: int
+    world: int
     backend: str
     rdma: bool
     devices: tuple[str, ...]
+    gids: tuple[int, ...]
     model: str
     hub: str
     listens: tuple[tuple[str, int], ...]

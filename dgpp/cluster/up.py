@@ -16,7 +16,7 @@ from dgpp.cluster.messages import Answer, Examine, Finding, Look, Start
 from dgpp.cluster.node import Node, ask_all, try_all
 from dgpp.cluster.place import locked
 from dgpp.cluster.record import State
-from dgpp.config.ports import listens
+from dgpp.config.ports import listens, sums_over_roce
 from dgpp.config.settings import Settings
 
 READY = "READY — "
@@ -76,15 +76,17 @@ def _undo(deployment: Deployment, say: Say) -> None:
 def examine(deployment: Deployment) -> dict[str, tuple[Finding, ...]]:
     """What there is to say of each node, by name. What cannot be asked is a finding too."""
     settings = deployment.settings
-    rdma = settings.engine.collective == "verbs"
+    rdma = sums_over_roce(settings)
     nodes = deployment.nodes
     requests = {
         node.rank: Examine(
             deployment.place,
             node.rank,
+            settings.world_size,
             settings.engine.backend,
             rdma,
-            tuple(_told(settings, node.rank).get("DGPP_ROCE_DEVICES", "").split()),
+            tuple(_listed(settings, node.rank, "DGPP_ROCE_DEVICES")),
+            tuple(int(gid) for gid in _listed(settings, node.rank, "DGPP_ROCE_GID_INDICES")),
             settings.model,
             _told(settings, node.rank).get("HF_HUB_CACHE", ""),
             listens(settings, node.rank),
@@ -96,6 +98,10 @@ def examine(deployment: Deployment) -> dict[str, tuple[Finding, ...]]:
 
 def _told(settings: Settings, rank: int) -> dict[str, str]:
     return settings.node_env[rank] if settings.node_env else {}
+
+
+def _listed(settings: Settings, rank: int, name: str) -> list[str]:
+    return _told(settings, rank).get(name, "").replace(",", " ").split()
 
 
 def _findings(node: Node, answer: Answer | ClusterError) -> tuple[Finding, ...]:

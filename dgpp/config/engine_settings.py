@@ -371,7 +371,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     collective: Annotated[
         Literal["auto", "shm", "nccl", "verbs"],
-        _World("how ranks exchange data", now=("shm", "nccl")),
+        _World("how ranks exchange data"),
     ] = "auto"
     cluster_token_file: Annotated[
         str, _World("file of the secret that ranks have in common, mode 0600", shared=False)

@@ -18,6 +18,14 @@ def journal_host(settings: Settings) -> str:
     return LOCALHOST if is_local(settings) else EVERYWHERE
 
 
+def sums_over_roce(settings: Settings) -> bool:
+    """Whether ranks will meet at `ports.fabric`, as far as settings say."""
+    engine = settings.engine
+    if settings.world_size == 1 or engine.backend == "scripted":
+        return False
+    return engine.collective == "verbs" or (engine.collective == "auto" and not is_local(settings))
+
+
 def metrics_port(settings: Settings, rank: int) -> int:
     """Where `rank` answers: `ports.metrics`, and one up for each rank of its host that answers
     before it. 0: nowhere."""
@@ -38,6 +46,8 @@ def listens(settings: Settings, rank: int) -> tuple[tuple[str, int], ...]:
             found.append((http.bind_host, http.port))
         if settings.world_size > 1:
             found.append((journal_host(settings), settings.ports.journal))
+        if sums_over_roce(settings):
+            found.append((journal_host(settings), settings.ports.fabric))
         if is_local(settings):
             metrics = [metrics_port(settings, other) for other in range(settings.world_size)]
     return (*found, *((http.bind_host, port) for port in metrics if port))

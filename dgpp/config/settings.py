@@ -112,7 +112,7 @@ class PortSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     http: Annotated[int, _Local("API port, as the site gives it", *_PORT)] = 18080
     fabric: Annotated[
-        int, Key("rank 0's rendezvous", *_PORT, flag="--fabric-port", now=LATER, shared=False)
+        int, Key("rank 0's rendezvous", *_PORT, flag="--fabric-port", shared=False)
     ] = 29970
     journal: Annotated[
         int, Key("rank 0's journal", *_PORT, flag="--journal-port", shared=False)

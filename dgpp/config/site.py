@@ -38,7 +38,7 @@ NODE_KEYS = (
 
 OVERRIDE_KEYS = NODE_KEYS[:4]
 
-SERVED_NODE_KEYS = ("HF_HUB_CACHE", "DGPP_RESIDENT_CACHE_DIR", "DGPP_LOG_LEVEL", "DGPP_MLOCK")
+SERVED_NODE_KEYS = (*OVERRIDE_KEYS, "DGPP_LOG_LEVEL", "DGPP_MLOCK")
 """Those that change something today."""
 
 
@@ -66,7 +66,7 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
     DGPP_HTTP_BIND: Annotated[
         str, Key("default of http.bind_host", valid=is_ipv4, expected="an IPv4 address")
     ] = ""
-    DGPP_FABRIC_PORT: Annotated[int, Key("rank 0's rendezvous", *_PORT, now=LATER)] = 0
+    DGPP_FABRIC_PORT: Annotated[int, Key("rank 0's rendezvous", *_PORT)] = 0
     DGPP_JOURNAL_PORT: Annotated[int, Key("rank 0's journal", *_PORT)] = 0
     DGPP_LOG_DIR: Annotated[str, Key("operation streams of the ranks")] = ""
     DGPP_STAGE_DIR: Annotated[
@@ -90,7 +90,6 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
             "at most two RoCE devices, in lane order",
             valid=is_host,
             expected="device names separated by spaces or commas",
-            now=LATER,
         ),
     ] = ()
     DGPP_ROCE_GID_INDICES: Annotated[
@@ -99,7 +98,6 @@ class SiteSettings(msgspec.Struct, frozen=True, kw_only=True):
             "one GID index for each device",
             valid=is_gid_index,
             expected="integers in 0..255 separated by spaces or commas",
-            now=LATER,
         ),
     ] = ()
     DGPP_NODE_OVERRIDES: Annotated[

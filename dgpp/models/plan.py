@@ -19,6 +19,8 @@ from dgpp.models.sources import PlannedWeights
 from dgpp.models.tables import Tables
 from dgpp.models.work import StepWork, step_work
 from dgpp.net.slab import slab_bytes
+from dgpp.net.verbs.frames import Geometry
+from dgpp.net.verbs.layout import Layout
 from dgpp.state.declaration import CPU_CACHE, CUDA_CACHE
 from kernels_numba.gpu.graph import reaches
 from kernels_numba.weights import Form
@@ -55,7 +57,8 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     `prefix_cache_gib` is for the prefix cache's snapshots; 0: no such cache. `forms` are those that
     the model is held in. `prefill` bounded: layers that may run the end of a prompt alone do.
     `ngram_table` mmap: tables stay in their files, those of `ngram_table_model` where it is told.
-    `cold_gib` of disk are the prefix cache's second tier.
+    `cold_gib` of disk are the prefix cache's second tier. `lanes` are the RoCE bus's, 0: the ranks
+    sum otherwise.
     """
 
     slots: int = 8
@@ -74,6 +77,7 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     ngram_table: str = "resident"
     ngram_table_model: str = ""
     cold_gib: float = 0.0
+    lanes: int = 0
 
 
 class MemoryItem(msgspec.Struct, frozen=True):
@@ -187,7 +191,7 @@ def _beside_weights(
         "request state": cache.request_bytes * slots,
         "prefix snapshots": cache.request_bytes * cache.snapshots,
         "disk tier": (1 + cache.cold.blob_pages) * cache.page_bytes if cache.cold.pages else 0,
-        "collective": slab_bytes(world) // world if world > 1 else 0,
+        **_collective(settings.lanes, world),
     }
     return {
         "kv cache": cache.block_bytes * cache.blocks,
@@ -198,6 +202,13 @@ def _beside_weights(
         "runtime": _runtime(settings),
         **{name: size for name, size in sizes.items() if size},
     }
+
+
+def _collective(lanes: int, world: int) -> dict[str, int]:
+    """Bytes of one rank's part of what ranks sum in."""
+    if lanes:
+        return {"RoCE bus": Layout(Geometry(), lanes, world).bytes}
+    return {"collective": slab_bytes(world) // world if world > 1 else 0}
 
 
 def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1) -> MemoryPlan:

@@ -9,8 +9,10 @@ import numpy as np
 
 from dgpp.errors import DgppError
 from dgpp.net.collective import Collective
-from dgpp.net.paths import require_served
+from dgpp.net.paths import Route, path_of
 from dgpp.net.shm import ShmCollective
+from dgpp.net.verbs.layout import Layout
+from dgpp.net.verbs.slab import BusFiles
 from kernels_numba.cpu.memory import Block
 
 _log = logging.getLogger("dgpp.net")
@@ -28,12 +30,12 @@ def open_collective(
 
     Raises ConfigError or CollectiveError. What was chosen and the host's latency are logged.
     """
-    require_served(wanted, backend)
+    devices = path_of(wanted, backend, apart=False) is Route.DEVICES
     host = ShmCollective(slab_fd, rank, world)
     try:
         host.join(timeout_s)
         seconds = probe_latency(host)
-        path: Collective = host if backend != "cuda" else _of_devices(wanted, host, device)
+        path: Collective = _of_devices(wanted, host, device) if devices else host
     except DgppError:
         host.close()
         raise
@@ -42,6 +44,25 @@ def open_collective(
         path.name, rank, world, 4 * PROBE_WIDTH >> 10, seconds * 1e6,
     )  # fmt: skip
     return path
+
+
+def open_bus(files: BusFiles, rank: int, layout: Layout, timeout_s: float) -> Collective:
+    """This rank's end of the RoCE bus whose poller shares `files`, joined within `timeout_s`; every
+    rank calls it. Raises CollectiveError. What was chosen and its latency are logged."""
+    from dgpp.net.verbs.collective import VerbsCollective
+
+    bus = VerbsCollective(files, rank, layout)
+    try:
+        bus.join(timeout_s)
+        seconds = probe_latency(bus)
+    except DgppError:
+        bus.close()
+        raise
+    _log.info(
+        "collective %s: rank %d of %d over %d lanes, a sum of %d KiB takes %.1f us",
+        bus.name, rank, layout.world, layout.lanes, 4 * PROBE_WIDTH >> 10, seconds * 1e6,
+    )  # fmt: skip
+    return bus
 
 
 def _of_devices(wanted: str, host: ShmCollective, device: int) -> Collective:
@@ -56,7 +77,7 @@ def _of_devices(wanted: str, host: ShmCollective, device: int) -> Collective:
     return open_p2p(host) if everybody else open_nccl(host)
 
 
-def probe_latency(collective: ShmCollective) -> float:
+def probe_latency(collective: Collective) -> float:
     """Median seconds of a sum of one row; every rank calls it."""
     part, out = (Block(np.zeros((1, PROBE_WIDTH), np.float32)) for _ in range(2))
     times = []

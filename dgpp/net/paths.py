@@ -1,18 +1,51 @@
-"""Which values of engine.collective serve which backend; loads no kernels."""
+"""Which way ranks sum: what engine.collective means on a backend; loads no kernels."""
 
 from __future__ import annotations
 
+import enum
+
 from dgpp.errors import ConfigError
 
+NAMES = ("shm", "p2p", "nccl", "verbs")
+"""Of collectives, as they call themselves."""
 
-def require_served(wanted: str, backend: str) -> None:
-    """Raises ConfigError where engine.collective `wanted` cannot serve `backend`."""
-    if wanted == "verbs":
-        raise ConfigError("not supported yet: engine.collective verbs")
-    if wanted == "nccl" and backend != "cuda":
-        raise ConfigError(f"engine.collective: nccl is of GPUs, the backend is {backend}")
-    if wanted == "shm" and backend == "cuda":
+
+class Route(enum.Enum):
+    """`DEVICES`: p2p or NCCL, as the GPUs find out."""
+
+    SHM = "shm"
+    DEVICES = "devices"
+    VERBS = "verbs"
+
+
+def path_of(wanted: str, backend: str, *, apart: bool) -> Route:
+    """How ranks sum that compute on `backend`. `wanted` is engine.collective; `apart`: they are on
+    several nodes, or each was started by itself.
+
+    Raises ConfigError where `wanted` cannot serve.
+    """
+    key = f"engine.collective: {wanted}"
+    if backend == "cuda":
+        return _of_gpus(wanted, key, apart=apart)
+    if wanted == "nccl":
+        raise ConfigError(f"{key} is of GPUs, the backend is {backend}")
+    if wanted == "shm" and apart:
         raise ConfigError(
-            "engine.collective: shm sums in the host's memory, which a GPU's graphs cannot wait "
-            "for; leave it at auto, or take nccl"
+            f"{key} is the memory that one `dgpp run` gives to all its ranks, these are started "
+            "apart; leave it at auto, or take verbs"
         )
+    return Route.VERBS if apart or wanted == "verbs" else Route.SHM
+
+
+def _of_gpus(wanted: str, key: str, *, apart: bool) -> Route:
+    if wanted == "shm":
+        raise ConfigError(
+            f"{key} sums in the host's memory, which a GPU's graphs cannot wait for; leave it at "
+            "auto, or take nccl"
+        )
+    if wanted == "verbs" or apart:
+        raise ConfigError(
+            "not supported yet: GPUs of several nodes, and engine.collective verbs with GPUs; take "
+            'GPUs of one node, or engine.backend "cpu"'
+        )
+    return Route.DEVICES

@@ -18,6 +18,7 @@ PORT = 1
 """The bus uses the first port of every device."""
 ROCE_V2 = "RoCE v2"
 MOST_LANES = 2
+_MOST_TEXT = 4096
 
 
 class Gid(msgspec.Struct, frozen=True):
@@ -80,9 +81,11 @@ class RoceDevice(msgspec.Struct, frozen=True):
 
 def devices(root: Path = INFINIBAND) -> list[RoceDevice]:
     """All RDMA devices in the order of their names; none where there is no such driver."""
-    if not root.is_dir():
-        return []
-    return [_device(folder) for folder in sorted(root.iterdir())]
+    return [_device(root / name) for name in _names(root)]
+
+
+def _names(root: Path) -> list[str]:
+    return sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []
 
 
 def chosen(
@@ -90,23 +93,25 @@ def chosen(
 ) -> list[RoceDevice]:
     """The devices `names`, else all that are active and have an address that serves, at most
     `MOST_LANES`, in lane order. Raises ConfigError naming what is missing."""
-    found = {device.name: device for device in devices(root)}
-    if not found:
+    here = _names(root)
+    if not here:
         raise ConfigError("no RDMA device here: load its driver (see docs/networking.md)")
     if not names:
-        usable = [d for d in found.values() if d.active and any(gid.serves for gid in d.gids)]
+        found = devices(root)
+        usable = [d for d in found if d.active and any(gid.serves for gid in d.gids)]
         if not usable:
-            states = ", ".join(f"{d.name} is {d.state}" for d in found.values())
+            states = ", ".join(f"{d.name} is {d.state}" for d in found)
             raise ConfigError(f"no RDMA device is active with a RoCE v2 address: {states}")
         return usable[:MOST_LANES]
     lanes = []
     for place, name in enumerate(names):
-        if name not in found:
-            raise ConfigError(f"DGPP_ROCE_DEVICES: no {name} here; there are {', '.join(found)}")
-        if not found[name].active:
-            raise ConfigError(f"DGPP_ROCE_DEVICES: {name} is {found[name].state}: check its cable")
-        found[name].gid(pinned[place] if place < len(pinned) else -1)
-        lanes.append(found[name])
+        if name not in here:
+            raise ConfigError(f"DGPP_ROCE_DEVICES: no {name} here; there are {', '.join(here)}")
+        lane = _device(root / name)
+        if not lane.active:
+            raise ConfigError(f"DGPP_ROCE_DEVICES: {name} is {lane.state}: check its cable")
+        lane.gid(pinned[place] if place < len(pinned) else -1)
+        lanes.append(lane)
     return lanes
 
 
@@ -133,10 +138,11 @@ def _gids(port: Path) -> Iterable[Gid]:
     table = port / "gids"
     if not table.is_dir():
         return
+    # A table may have a thousand entries.
     for index in sorted(int(entry.name) for entry in table.iterdir()):
         address = _text(table / str(index))
         # An entry that is not in use has an address of zeros and no type.
-        if address and int(IPv6Address(address)):
+        if address.strip("0:"):
             attributes = port / "gid_attrs"
             kind = _text(attributes / "types" / str(index))
             yield Gid(index, address, kind, _text(attributes / "ndevs" / str(index)))
@@ -144,6 +150,7 @@ def _gids(port: Path) -> Iterable[Gid]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        with file.open("rb", buffering=0) as opened:
+            return opened.read(_MOST_TEXT).decode().strip()
     except OSError:
         return ""

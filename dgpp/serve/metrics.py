@@ -217,7 +217,8 @@ class Histograms(msgspec.Struct):
 
 
 class RankMetrics(msgspec.Struct):
-    """One rank of several, itself included. `ticks` is None for rank 0."""
+    """One rank of several, itself included. `collectives` by path (see dgpp.net.paths);
+    `ticks` is None for rank 0."""
 
     rank: int
     decode_steps: int = 0
@@ -227,7 +228,7 @@ class RankMetrics(msgspec.Struct):
     requests_running: int = 0
     kv_pool_blocks_total: int = 0
     kv_pool_blocks_in_use: int = 0
-    collectives: int = 0
+    collectives: dict[str, int] = {}
     snapshot_age_seconds: float = 0.0
     ticks: int | None = None
 

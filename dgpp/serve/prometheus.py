@@ -128,10 +128,7 @@ _HISTOGRAMS = {
     "request_generation_tokens": "generation_tokens",
 }
 
-_RANK_COUNTERS = (
-    *("decode_steps", "decode_step_seconds", "prefill_seconds"),
-    *("generation_tokens", "collectives"),
-)
+_RANK_COUNTERS = ("decode_steps", "decode_step_seconds", "prefill_seconds", "generation_tokens")
 _RANK_GAUGES = {
     "num_requests_running": "requests_running",
     "kv_pool_blocks_total": "kv_pool_blocks_total",
@@ -228,6 +225,12 @@ class _Exposition(Collector):
         for name, field in _RANK_GAUGES.items():
             values = [({"rank": str(r.rank)}, getattr(r, field)) for r in ranks]
             yield self._gauge(f"rank_{name}", values)
+        collectives = [
+            ({"rank": str(r.rank), "path": path}, count)
+            for r in ranks
+            for path, count in r.collectives.items()
+        ]
+        yield self._counter("rank_collectives", collectives)
         ticks = [({"rank": str(r.rank)}, r.ticks) for r in ranks if r.ticks is not None]
         yield self._counter("rank_ticks", ticks)
 

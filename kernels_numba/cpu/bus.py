@@ -23,8 +23,9 @@ from kernels_numba.cpu.atomics import (
 )
 from kernels_numba.cpu.pointers import view_i64, view_u8
 from kernels_numba.jit import kernel
+from kernels_numba.meeting import CELL_BYTES
 
-CELL_BYTES, CELL_WORDS = 64, 8
+CELL_WORDS = CELL_BYTES // 8
 CHANNEL_WORDS = 16
 (
     SEND, SEND_CELLS, CREDITS, RECEIVE, RECEIVE_CELLS, STAGED, STRIDE, SLOTS, SLOT_BYTES,

@@ -9,7 +9,7 @@ from dgpp.net.verbs.library import Completion, Event, require_done
 from dgpp.net.verbs.mesh import Link, Mesh
 from dgpp.net.verbs.slab import BusSlab
 from kernels_numba.cpu import bus
-from kernels_numba.cpu.bus import CELL_BYTES
+from kernels_numba.meeting import CELL_BYTES
 
 _POLLED = 64
 _PEER_SHIFT = 32

@@ -11,7 +11,7 @@ import enum
 from typing import NamedTuple
 
 from dgpp.net.verbs.frames import Geometry
-from kernels_numba.cpu.bus import CELL_BYTES
+from kernels_numba.meeting import CELL_BYTES
 
 LINE_BYTES = 64
 TEXT_BYTES = 1024

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dgpp.net.verbs.frames import LaneEnd, RankFrame
 from dgpp.net.verbs.layout import Layout, Place, Pool
 from dgpp.net.verbs.library import CompletionQueue, Port, QueuePair, Region
-from kernels_numba.cpu.bus import CELL_BYTES
+from kernels_numba.meeting import CELL_BYTES
 
 
 def queue_depth(slots: int) -> int:

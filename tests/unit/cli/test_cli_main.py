@@ -134,7 +134,6 @@ def test_memory_plan(config, launched):
         (["--mtp"], "not supported yet: engine.mtp"),
         (["--rank", "1"], "--rank: expected 0..0, got 1"),
         (["--release", "9.9"], "release: 9.9 is asked for, this is"),
-        (["--fabric-port", "9"], "not supported yet: ports.fabric"),
         (["--set", 'nodes=["gpu-box-7"]', "--set", "world_size=1"], "not supported yet: nodes"),
         (["--set", "engine.l2_prefetch=false"], "not supported yet: engine.l2_prefetch"),
         (

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 ELSEWHERE = {
     "ports.http": "always equals http.port; a file or flag that says otherwise is refused",
+    "ports.metrics": "dgpp/config/ports.py: metrics_port tells each rank its own",
     "engine.devices": "Settings.device tells each rank its own",
     "engine.prefix_cache_gib": "0 or the default; start-up says that there is no cache yet",
     "sampling.temperature": "launch lays all of `sampling` but the seed over the model's defaults",
@@ -29,6 +30,7 @@ SITE_ELSEWHERE = {
     "DGPP_HTTP_PORT": "becomes http.port",
     "DGPP_HTTP_BIND": "becomes http.bind_host",
     "DGPP_JOURNAL_PORT": "becomes ports.journal",
+    "DGPP_FABRIC_PORT": "becomes ports.fabric",
     "DGPP_LOG_DIR": "becomes paths.log_dir",
     "DGPP_SSH_USER": "becomes ssh_user",
     "DGPP_CLUSTER_CONFIG": "dgpp/cli/cluster.py reads it from the site as a whole",

@@ -241,7 +241,7 @@ def test_one_rank_may_share_the_journal_port():
         (LOCAL | {"ssh_user": "me"}, []),
         (
             LOCAL | {"ports": {"fabric": 1, "journal": 2}},
-            ["ports.fabric"],
+            [],
         ),
         (
             LOCAL | {"paths": {"log_dir": "/x", "stage_dir": "/x", "release_dir": "/x"}},
@@ -320,9 +320,9 @@ def test_what_the_site_says_is_no_request():
 
 def test_what_differs_from_the_site_is_refused():
     document = to_document(read(MINIMAL, SITE))
-    document["ports"]["fabric"] = 9
+    document["engine"]["mtp"] = True
     document["node_env"][0]["DGPP_BUS_TIMELINE"] = "1"
-    keys = ["node_env[0].DGPP_BUS_TIMELINE", "ports.fabric"]
+    keys = ["node_env[0].DGPP_BUS_TIMELINE", "engine.mtp"]
     assert unsupported_keys(read(document, SITE), site_alone(SITE)) == keys
 
 

@@ -14,7 +14,7 @@ from dgpp.errors import ConfigError
 from dgpp.net.choose import open_collective
 from dgpp.net.device import DeviceCollective
 from dgpp.net.errors import PeerLateError, PeerLeftError, PeerSilentError
-from dgpp.net.paths import require_served
+from dgpp.net.paths import Route, path_of
 from dgpp.net.slab import create_slab
 from dgpp.net.watch import LOOK_S, Limits
 from kernels_numba.gpu.errors import CudaError
@@ -121,16 +121,34 @@ def test_a_device_that_cannot_be_reached_is_a_named_setting(pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "backend", "message"),
+    ("wanted", "backend", "apart", "message"),
     [
-        ("verbs", "cpu", "not supported yet: engine.collective verbs"),
-        ("nccl", "cpu", "engine.collective: nccl is of GPUs, the backend is cpu"),
-        ("shm", "cuda", "engine.collective: shm sums in the host's memory"),
+        ("nccl", "cpu", False, "engine.collective: nccl is of GPUs, the backend is cpu"),
+        ("shm", "cuda", False, "engine.collective: shm sums in the host's memory"),
+        ("shm", "cpu", True, r"engine.collective: shm is the memory that one `dgpp run` .* verbs"),
+        ("verbs", "cuda", False, "not supported yet: .* engine.collective verbs with GPUs"),
+        ("auto", "cuda", True, 'not supported yet: GPUs of several nodes.* engine.backend "cpu"'),
     ],
 )
-def test_what_cannot_be_served_is_refused(wanted: str, backend: str, message: str) -> None:
+def test_what_cannot_be_served_is_refused(wanted, backend, apart, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        require_served(wanted, backend)
+        path_of(wanted, backend, apart=apart)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "backend", "apart", "route"),
+    [
+        ("auto", "cpu", False, Route.SHM),
+        ("auto", "cpu", True, Route.VERBS),
+        ("shm", "cpu", False, Route.SHM),
+        ("verbs", "cpu", False, Route.VERBS),
+        ("verbs", "cpu", True, Route.VERBS),
+        ("auto", "cuda", False, Route.DEVICES),
+        ("nccl", "cuda", False, Route.DEVICES),
+    ],
+)
+def test_where_ranks_are_decides_how_they_sum(wanted, backend, apart, route) -> None:
+    assert path_of(wanted, backend, apart=apart) is route
 
 
 def test_a_world_of_one_opens_and_says_how_fast_it_is(caplog) -> None:

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+from rdma_files import DOWN, LINK_LOCAL, TABLE, UP, make_devices
 
 from dgpp.errors import ConfigError
 from dgpp.net.roce import chosen, devices, site_lines
 
-LINK_LOCAL = "fe80:0000:0000:0000:4ab0:2dff:fe00:0001"
-IPV4 = "0000:0000:0000:0000:0000:ffff:0a09:0001"
-IPV6 = "fd00:0000:0000:0000:0000:0000:0000:0005"
-NONE = "0000:0000:0000:0000:0000:0000:0000:0000"
-V1, V2 = "IB/RoCE v1", "RoCE v2"
-
 
 @pytest.fixture
 def machine(tmp_path):
-    """Devices with state and (address, type) of each entry, as files like the kernel's."""
-
-    def make(**found):
-        for name, (state, gids) in found.items():
-            port = tmp_path / name / "ports" / "1"
-            for folder in ("gids", "gid_attrs/types", "gid_attrs/ndevs"):
-                (port / folder).mkdir(parents=True)
-            (port / "state").write_text(state + "\n")
-            (port / "rate").write_text("200 Gb/sec (4X HDR)\n")
-            (port / "link_layer").write_text("Ethernet\n")
-            for index, (address, kind) in enumerate(gids):
-                (port / "gids" / str(index)).write_text(address + "\n")
-                if address != NONE:
-                    (port / "gid_attrs/types" / str(index)).write_text(kind + "\n")
-                    (port / "gid_attrs/ndevs" / str(index)).write_text("enp1s0\n")
-        return tmp_path
-
-    return make
-
-
-TABLE = [(LINK_LOCAL, V1), (LINK_LOCAL, V2), (IPV4, V1), (IPV4, V2), (NONE, ""), (IPV6, V2)]
-UP, DOWN = "4: ACTIVE", "1: DOWN"
+    return partial(make_devices, tmp_path)
 
 
 def test_the_first_address_that_is_not_link_local_serves(machine):

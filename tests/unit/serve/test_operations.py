@@ -86,7 +86,8 @@ def snapshot() -> MetricsSnapshot:
     found.prefix_cache.arena_attaches, found.prefix_cache.attach_ms_avg = 4, 0.5
     found.finished["eos"] = 9
     found.histograms.time_to_first_token_miss.observe(0.3)
-    found.ranks = [RankMetrics(0, decode_steps=11), RankMetrics(1, ticks=12)]
+    summed = {"shm": 4, "verbs": 9}
+    found.ranks = [RankMetrics(0, decode_steps=11), RankMetrics(1, ticks=12, collectives=summed)]
     return found
 
 
@@ -129,6 +130,7 @@ def test_prometheus_has_every_name_and_the_values(snapshot: MetricsSnapshot) -> 
     assert samples[position] == 3
     assert samples["dgpp_rank_decode_steps_total", ("rank", "0")] == 11
     assert samples["dgpp_rank_ticks_total", ("rank", "1")] == 12
+    assert samples["dgpp_rank_collectives_total", ("path", "verbs"), ("rank", "1")] == 9
     first = "dgpp_time_to_first_token_seconds"
     assert samples[f"{first}_bucket", ("le", "0.25"), ("prefix_cache", "miss")] == 0
     assert samples[f"{first}_bucket", ("le", "0.5"), ("prefix_cache", "miss")] == 1

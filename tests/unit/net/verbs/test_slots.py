@@ -14,7 +14,7 @@ from dgpp.net.verbs.layout import Layout, Pool
 from dgpp.net.verbs.slab import BusSlab, create_bus
 from dgpp.net.verbs.slots import Ends, Mark, OtherCollectiveError
 from kernels_numba.cpu import bus
-from kernels_numba.cpu.bus import CELL_BYTES
+from kernels_numba.meeting import CELL_BYTES
 
 FACTOR = 0x9E3779B97F4A7C15
 BIG = 2**63 - 1

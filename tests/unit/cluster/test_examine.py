@@ -1,0 +1,105 @@
+"""What the look at a node says of RoCE: devices, pyverbs, memory that may be registered."""
+
+from __future__ import annotations
+
+import resource
+from functools import partial
+from pathlib import Path
+
+import pytest
+from rdma_files import TABLE, UP, make_devices
+
+from dgpp.cluster import examine as looks
+from dgpp.cluster import up
+from dgpp.cluster.clock_gap import ClockGap
+from dgpp.cluster.deployment import Access, Deployment
+from dgpp.cluster.messages import Answer, Examine
+from dgpp.cluster.place import Place
+from dgpp.config.resolve import resolve
+from dgpp.config.site import SiteSettings
+from dgpp.net.roce import chosen
+from dgpp.net.verbs.errors import LibraryError
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """Findings about the bus on a made-up node: what is wrong and its remedies."""
+    root = make_devices(tmp_path / "sys", a=(UP, TABLE))
+    monkeypatch.setattr(looks, "chosen", partial(chosen, root=root))
+    monkeypatch.setattr(looks, "load", lambda: None)
+    monkeypatch.setattr(looks, "_may_lock_all", lambda: False)
+
+    def look(devices=(), gids=(), limit=resource.RLIM_INFINITY):
+        monkeypatch.setattr(resource, "getrlimit", lambda _what: (limit, limit))
+        request = Examine(Place("/l", "/s", "d"), 1, 2, "cpu", True, devices, gids, "m", "", ())
+        return list(looks._rdma(request))
+
+    return look
+
+
+def test_a_fit_node_says_what_it_will_use(node):
+    findings = node(limit=16 * MIB)
+    assert {finding.level for finding in findings} == {"ok"}
+    said = "; ".join(finding.what for finding in findings)
+    assert said == (
+        "pyverbs loads; a is 4: ACTIVE at 10.9.0.1, GID 3; "
+        "the bus registers 9 MiB with its adapters"
+    )
+    assert node(devices=("a",), gids=(5,))[1].what == "a is 4: ACTIVE at fd00::5, GID 5"
+
+
+def test_each_lack_is_an_error_with_its_remedy(node, monkeypatch):
+    (locked,) = [found for found in node(limit=64 * KIB) if found.level == "error"]
+    assert locked.what == "the bus registers 9 MiB with its adapters, 64 KiB may be locked"
+    assert "memlock unlimited" in locked.remedy
+    absent = node(devices=("b",))[-1]
+    assert (absent.level, absent.what) == ("error", "DGPP_ROCE_DEVICES: no b here; there are a")
+    assert node(devices=("a",), gids=(9,))[-1].what.startswith("DGPP_ROCE_GID_INDICES: a has no")
+
+    def nothing():
+        raise LibraryError("roce bus: no usable pyverbs: install it")
+
+    monkeypatch.setattr(looks, "load", nothing)
+    assert node()[0].what == "roce bus: no usable pyverbs: install it"
+
+
+class Told:
+    """A node that keeps what it is asked."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.name = rank, f"rank {rank}"
+        self.asked: list[Examine] = []
+        self.clock_gap = ClockGap()
+
+    def ask(self, request):
+        self.asked.append(request)
+        return Answer(version="1", now=0.0)
+
+
+@pytest.mark.parametrize(
+    ("engine", "rdma"),
+    [
+        ({"backend": "cpu"}, True),
+        ({"backend": "auto", "collective": "verbs"}, True),
+        ({"backend": "scripted"}, False),
+        ({"backend": "cuda", "collective": "nccl"}, False),
+    ],
+)
+def test_nodes_are_asked_about_roce_where_ranks_sum_over_it(engine, rdma):
+    document = {
+        "model": "m",
+        "nodes": ["a", "b"],
+        "node_env": [{}, {"DGPP_ROCE_DEVICES": "r0, r1", "DGPP_ROCE_GID_INDICES": "3 4"}],
+        "engine": engine,
+    }
+    settings = resolve(document, "f", site=SiteSettings())
+    deployment = Deployment(Path("f"), settings, Access())
+    deployment.nodes = [Told(0), Told(1)]
+    up.examine(deployment)
+    (first,), (second,) = (node.asked for node in deployment.nodes)
+    assert (first.rdma, second.rdma, second.world) == (rdma, rdma, 2)
+    assert (second.devices, second.gids) == (("r0", "r1"), (3, 4))
+    assert (("0.0.0.0", settings.ports.fabric) in first.listens) is rdma
+    assert second.listens == ()
