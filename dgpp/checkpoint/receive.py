@@ -134,9 +134,8 @@ def look(copy: Copy, depth: Depth) -> Held:
         for file in copy.files
         if states[file.name] is not CopyState.WHOLE and (copy.staging / file.name).exists()
     )
-    programs = tuple(name for name in ("rsync", "tar") if shutil.which(name))
-    free = shutil.disk_usage(_nearest(copy.staging)).free
-    return Held(states, str(copy.staging), staged, free, copy.main(), programs)
+    free = free_bytes(copy.staging)
+    return Held(states, str(copy.staging), staged, free, copy.main(), programs())
 
 
 def _state(copy: Copy, file: CopyFile, depth: Depth, hashes: dict[Path, Hashes]) -> CopyState:
@@ -161,9 +160,15 @@ def _is(home: Path, file: CopyFile, depth: Depth, known: Hashes) -> bool:
     return known.sha256(home.name, anew=depth is Depth.ANEW) == file.sha256
 
 
-def _nearest(folder: Path) -> Path:
-    """The first folder on the way up that is there."""
-    return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+def programs() -> tuple[str, ...]:
+    """What of this machine files can be sent with, the better first."""
+    return tuple(name for name in ("rsync", "tar") if shutil.which(name))
+
+
+def free_bytes(folder: Path) -> int:
+    """What is free on the disk that `folder` is on, or will be."""
+    there = (place for place in (folder, *folder.absolute().parents) if place.is_dir())
+    return shutil.disk_usage(next(there)).free
 
 
 def open_staging(copy: Copy) -> None:

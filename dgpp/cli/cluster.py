@@ -54,7 +54,7 @@ def open_deployment(
             raise ConfigError("no CONFIG given, and DGPP_CLUSTER_CONFIG names none")
         config = Path(usual).expanduser()
     settings = load_settings(config, overrides)
-    deployment = Deployment(config, settings, _access(program, ssh_config))
+    deployment = Deployment(config, settings, access_by(program, ssh_config))
     atexit.register(deployment.close)
     return deployment
 
@@ -68,7 +68,7 @@ def open_nodes(
     settings = load_settings(config, ()) if config else site_whole(site)
     told = settings.node_env or ({},) * len(settings.nodes)
     hubs = [entries.get("HF_HUB_CACHE", "") for entries in told]
-    nodes = reach(settings, _access(program, ssh_config))
+    nodes = reach(settings, access_by(program, ssh_config))
     for node in nodes:
         atexit.register(node.close)
     peers = [Peer(node, hubs[node.rank]) for node in nodes if isinstance(node, RemoteNode)]
@@ -76,7 +76,8 @@ def open_nodes(
     return hub_directory(mine), peers, settings
 
 
-def _access(program: str, ssh_config: str) -> Access:
+def access_by(program: str, ssh_config: str) -> Access:
+    """How nodes are reached, as the options --bin and --ssh-config say."""
     ssh = str(Path(ssh_config).expanduser()) if ssh_config else ""
     return Access(program=program, ssh_config=ssh)
 

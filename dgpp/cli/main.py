@@ -15,6 +15,7 @@ from dgpp.errors import DgppError
 
 COMMANDS = (
     ("run", "dgpp.cli.run", "Serve a deployment over HTTP."),
+    ("setup", "dgpp.cli.setup", "Set a site up, step by step."),
     ("fetch", "dgpp.cli.fetch", "Fetch a model and bring it to the nodes."),
     ("chat", "dgpp.cli.chat", "Talk to a running server."),
     ("top", "dgpp.cli.top", "Watch a running server."),

@@ -28,19 +28,20 @@ SetOption = Annotated[
 ]
 
 
-def _directories() -> tuple[Path, ...]:
+def site_directories() -> tuple[Path, ...]:
+    """Where the site's `.env` is looked for, in this order."""
     root = checkout_root()
     return (Path.cwd(), root) if root else (Path.cwd(),)
 
 
 def load_settings(config: Path, overrides: Sequence[Override]) -> Settings:
     """Settings of `config`. Raises ConfigError naming the key, the value and the range."""
-    return load(config, overrides=overrides, environ=os.environ, directories=_directories())
+    return load(config, overrides=overrides, environ=os.environ, directories=site_directories())
 
 
 def load_site_settings() -> SiteSettings:
     """The site's `.env` file and exported variables."""
-    return load_site(os.environ, _directories())
+    return load_site(os.environ, site_directories())
 
 
 def load_site_alone() -> Settings:

@@ -34,6 +34,7 @@ from dgpp.cluster.messages import (
     Request,
     Signal,
     Start,
+    Survey,
 )
 from dgpp.cluster.place import DEPLOYMENTS
 from dgpp.cluster.record import State, read_record, send, state_of
@@ -115,6 +116,16 @@ def _do(request: Request) -> Answer:
             from dgpp.cluster.examine import examine
 
             return _answer(findings=tuple(examine(request)))
+        case Survey():
+            from dgpp.cluster.survey import survey
+
+            return _answer(facts=survey(request))
+        case Hold() | Adopt() | Drop():
+            return _copy(request)
+
+
+def _copy(request: Hold | Adopt | Drop) -> Answer:
+    match request:
         case Hold():
             if request.open:
                 open_staging(request.copy)

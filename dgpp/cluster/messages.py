@@ -9,6 +9,7 @@ import msgspec
 from dgpp.checkpoint.receive import Copy, Depth, Held
 from dgpp.cluster.place import Place
 from dgpp.cluster.record import ProcessRecord, State
+from dgpp.net.roce import RoceDevice
 
 REQUEST_BYTES = 16 << 20
 TAIL_BYTES = 256 << 10
@@ -86,6 +87,12 @@ class Examine(msgspec.Struct, frozen=True, tag=True):
     listens: tuple[tuple[str, int], ...]
 
 
+class Survey(msgspec.Struct, frozen=True, tag=True):
+    """What is this node, and what room has it at the Hugging Face cache `hub` (empty: its own)?"""
+
+    hub: str
+
+
 class Hold(msgspec.Struct, frozen=True, tag=True):
     """How much of `copy` is here? With `open`, a folder is made that the rest can be sent to."""
 
@@ -108,7 +115,7 @@ class Drop(msgspec.Struct, frozen=True, tag=True):
 
 
 Request: TypeAlias = (
-    Look | Start | Signal | Operations | Clear | List | Examine | Hold | Adopt | Drop
+    Look | Start | Signal | Operations | Clear | List | Examine | Survey | Hold | Adopt | Drop
 )
 
 
@@ -118,6 +125,20 @@ class Finding(msgspec.Struct, frozen=True):
     level: str
     what: str
     remedy: str = ""
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    """A machine: `memory` and `free` (at `hub`) in bytes, `gpu` by its name or why there is none;
+    `programs` that models can be sent with."""
+
+    python: str
+    memory: int
+    gpu: str
+    has_gpu: bool
+    hub: str
+    free: int
+    devices: tuple[RoceDevice, ...]
+    programs: tuple[str, ...]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +156,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     digests: tuple[str, ...] = ()
     size: int = 0
     findings: tuple[Finding, ...] = ()
+    facts: NodeFacts | None = None
     held: Held | None = None
     wrong: tuple[str, ...] = ()
     deployments: tuple[tuple[str, State, ProcessRecord | None], ...] = ()

@@ -98,11 +98,11 @@ def chosen(
         raise ConfigError("no RDMA device here: load its driver (see docs/networking.md)")
     if not names:
         found = devices(root)
-        usable = [d for d in found if d.active and any(gid.serves for gid in d.gids)]
-        if not usable:
+        lanes = usable(found)
+        if not lanes:
             states = ", ".join(f"{d.name} is {d.state}" for d in found)
             raise ConfigError(f"no RDMA device is active with a RoCE v2 address: {states}")
-        return usable[:MOST_LANES]
+        return lanes
     lanes = []
     for place, name in enumerate(names):
         if name not in here:
@@ -115,12 +115,23 @@ def chosen(
     return lanes
 
 
+def usable(found: Iterable[RoceDevice]) -> list[RoceDevice]:
+    """Those that are active and have an address that serves, at most `MOST_LANES`."""
+    return [d for d in found if d.active and any(gid.serves for gid in d.gids)][:MOST_LANES]
+
+
+def site_values(lanes: Iterable[RoceDevice]) -> dict[str, str]:
+    """The site keys that name exactly these lanes."""
+    lanes = list(lanes)
+    return {
+        "DGPP_ROCE_DEVICES": " ".join(lane.name for lane in lanes),
+        "DGPP_ROCE_GID_INDICES": " ".join(str(lane.gid().index) for lane in lanes),
+    }
+
+
 def site_lines(lanes: Iterable[RoceDevice]) -> list[str]:
     """What a `.env` file says to use exactly these lanes."""
-    lanes = list(lanes)
-    names = " ".join(lane.name for lane in lanes)
-    indices = " ".join(str(lane.gid().index) for lane in lanes)
-    return [f'DGPP_ROCE_DEVICES="{names}"', f'DGPP_ROCE_GID_INDICES="{indices}"']
+    return [f'{name}="{value}"' for name, value in site_values(lanes).items()]
 
 
 def _device(folder: Path) -> RoceDevice:

@@ -29,16 +29,7 @@ def site(machines, hub, tmp_path):
     return FarSite(machines, hub, tmp_path)
 
 
-def test_peers_that_cannot_be_asked_are_named_before_a_byte_is_fetched(site, machines, hub):
-    machines.stop("127.0.0.2")
-    try:
-        status, said = site.run("fetch", MODEL)
-    finally:
-        machines.start("127.0.0.2")
-    assert status == 1
-    assert "rank 1 at 127.0.0.2: " in said
-    assert "its ssh server does not run" in said
-    assert hub.sent == {}
+def test_a_peer_that_does_not_know_this_key_is_named_before_a_byte_is_fetched(site, machines, hub):
     key = machines.folder / "user"
     kept = machines.folder / "kept"
     key.rename(kept)
@@ -55,6 +46,7 @@ def test_peers_that_cannot_be_asked_are_named_before_a_byte_is_fetched(site, mac
     assert hub.sent == {}
 
 
+@pytest.mark.long
 def test_fetched_once_and_sent_past_every_shell(site, hub):
     status, said = site.run("fetch", MODEL)
     assert status == 0, said

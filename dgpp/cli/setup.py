@@ -1,0 +1,77 @@
+"""`dgpp setup`: from bare nodes to a deployment that can be started."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dgpp.cli.cluster import BinOption, SshConfigOption
+from dgpp.cli.completion import complete_deployment, complete_node
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("setup")
+def setup(
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="ask nothing: what is known, else the defaults")
+    ] = False,
+    nodes: Annotated[
+        str,
+        typer.Option(
+            "--nodes",
+            metavar="'A B'",
+            help="machines, this one first, as all of them call it",
+            autocompletion=complete_node,
+        ),
+    ] = "",
+    ssh_user: Annotated[str, typer.Option("--ssh-user", help="login on the others")] = "",
+    deployment: Annotated[
+        str,
+        typer.Option(
+            "--deployment",
+            metavar="NAME|FILE",
+            help="a template of deploy/, or a deployment of your own",
+            autocompletion=complete_deployment,
+        ),
+    ] = "",
+    hub_cache: Annotated[
+        str, typer.Option("--hub-cache", metavar="DIR", help="folder of models on every node")
+    ] = "",
+    install: Annotated[
+        bool, typer.Option(help="bring dgpp to nodes that have none, or another version")
+    ] = True,
+    fetch: Annotated[bool, typer.Option(help="fetch the model and bring it to all nodes")] = True,
+    check: Annotated[
+        bool, typer.Option("--check", help="look at the nodes and end; write nothing")
+    ] = False,
+    start: Annotated[bool, typer.Option("--start", help="`dgpp up` when all is ready")] = False,
+    program: BinOption = "",
+    ssh_config: SshConfigOption = "",
+) -> int:
+    """Set a site up: its nodes, their lanes, a deployment, its model.
+
+    Asks what is not known yet, each question with a default, and keeps the answers
+    in .env; a second run asks nothing and goes on where the first one stopped. Every
+    node is looked at: ssh, dgpp, Python, driver, disk, locked memory, RoCE devices.
+    The model is downloaded once and brought to all nodes.
+
+    Exit status: 0 ready (with --start: serving), 1 not; it says what to do.
+    """
+    from dgpp.cli.wizard import Given, Wizard
+
+    given = Given(
+        unattended=yes,
+        nodes=nodes,
+        ssh_user=ssh_user,
+        deployment=deployment,
+        hub_cache=hub_cache,
+        install=install,
+        fetch=fetch,
+        start=start,
+        program=program,
+        ssh_config=ssh_config,
+    )
+    wizard = Wizard(given)
+    return wizard.look() if check else wizard.run()

@@ -1,0 +1,313 @@
+"""The steps of `dgpp setup`, in order. Each does nothing where its outcome is there already."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import typer
+
+from dgpp.checkpoint.demo import DEMO_MODEL
+from dgpp.cli.cluster import access_by, open_deployment, say
+from dgpp.cli.fetch import fetch_models
+from dgpp.cli.questions import Questions
+from dgpp.cli.settings import (
+    load_settings,
+    load_site_alone,
+    load_site_settings,
+    site_directories,
+)
+from dgpp.cluster.bring import bring, lets_in
+from dgpp.cluster.condition import conditions
+from dgpp.cluster.deployment import Access, Deployment, reach
+from dgpp.cluster.errors import ClusterError
+from dgpp.cluster.fetch import Fetch
+from dgpp.cluster.messages import Answer, NodeFacts, Survey
+from dgpp.cluster.node import Node, RemoteNode, ask_all, try_all
+from dgpp.cluster.record import State
+from dgpp.cluster.site_plan import lane_values, own_deployment, suggested, world_size
+from dgpp.cluster.sync import in_gb
+from dgpp.cluster.up import Up, bring_up, require_fit
+from dgpp.config.constraints import refuse_open_door, refuse_unsupported
+from dgpp.config.env_file import write_values
+from dgpp.config.resolve import site_whole
+from dgpp.config.site import find_env_file, parse_site
+from dgpp.config.templates import templates, templates_folder
+from dgpp.config.version import checkout_root, version
+from dgpp.errors import ConfigError
+from dgpp.net.roce import usable
+
+LOCAL = "localhost"
+USUAL_HUB = "~/.cache/huggingface/hub"
+OWN_FOLDER = "deployments"
+YES_OR_NO = ("yes", "no")
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says; empty where it is silent."""
+
+    unattended: bool
+    nodes: str
+    ssh_user: str
+    deployment: str
+    hub_cache: str
+    install: bool
+    fetch: bool
+    start: bool
+    program: str
+    ssh_config: str
+
+
+def _node_list(answer: str) -> None:
+    if not parse_site({"DGPP_NODES": answer}, "--nodes").DGPP_NODES:
+        raise ConfigError("expected host names separated by spaces")
+
+
+def _devices(answer: str) -> None:
+    parse_site({"DGPP_ROCE_DEVICES": answer}, "RoCE devices")
+
+
+def _login(answer: str) -> None:
+    parse_site({"DGPP_SSH_USER": answer}, "--ssh-user")
+
+
+class Wizard:
+    """One run. Raises ConfigError and ClusterError; what was answered before stays in `.env`."""
+
+    def __init__(self, given: Given) -> None:
+        self._given = given
+        self._questions = Questions(unattended=given.unattended)
+        self._env = self._env_file()
+        self._writes = True
+        self._said: set[str] = set()
+
+    def run(self) -> int:
+        """All steps; the exit status."""
+        facts = self._site()
+        self._lanes(facts)
+        config = self._deployment(facts)
+        deployment = self._opened(config)
+        if self._runs(deployment):
+            say(f"{config}: serves already")
+            return 0
+        # A missing driver is found before hours of download; the model is looked at after them.
+        without_model = msgspec.structs.replace(deployment.settings, model=DEMO_MODEL)
+        other = Deployment(config, without_model, self._access)
+        other.nodes = deployment.nodes
+        require_fit(other, self._say_once)
+        if self._given.fetch:
+            wanted = Fetch(model="")
+            for folder in fetch_models(wanted, config, None, *self._reached_by):
+                say(f"model: {folder}")
+            require_fit(deployment, self._say_once)
+        say(f"ready: {config}")
+        if self._given.start:
+            return self._start(deployment)
+        self._say_commands(deployment)
+        return 0
+
+    def look(self) -> int:
+        """What is known of the nodes, and what is wrong with them; nothing is written."""
+        self._writes = False
+        facts = self._site()
+        self._lanes(facts)
+        usual = load_site_settings().DGPP_CLUSTER_CONFIG
+        if usual:
+            require_fit(self._opened(Path(usual).expanduser()), say)
+        return 0
+
+    @property
+    def _reached_by(self) -> tuple[str, str]:
+        return self._given.program, self._given.ssh_config
+
+    @property
+    def _access(self) -> Access:
+        return access_by(*self._reached_by)
+
+    def _opened(self, config: Path) -> Deployment:
+        return open_deployment(config, *self._reached_by)
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            say(line)
+        self._said.add(line)
+
+    @staticmethod
+    def _env_file() -> Path:
+        named = os.environ.get("DGPP_ENV_FILE", "")
+        if named:
+            return Path(named).expanduser()
+        found = find_env_file(os.environ, site_directories())
+        return found or (checkout_root() or Path.cwd()) / ".env"
+
+    def _tell(self, values: dict[str, str]) -> None:
+        """From here on the site says so: to this process, and to the next one."""
+        if self._writes:
+            write_values(self._env, values)
+        os.environ.update(values)
+
+    def _site(self) -> list[tuple[Node, NodeFacts]]:
+        """The nodes of this site with what they are; asks for those that are not known."""
+        if self._writes:
+            self._tell({})
+        site, given = load_site_settings(), self._given
+        if given.nodes or not site.DGPP_NODES:
+            question = "Machines, this one first, as all of them call it"
+            nodes = given.nodes or self._questions.ask(question, LOCAL, _node_list)
+            _node_list(nodes)
+            self._tell({"DGPP_NODES": " ".join(nodes.split())})
+        several = len(load_site_settings().DGPP_NODES) > 1
+        if given.ssh_user or (several and not site.DGPP_SSH_USER):
+            user = given.ssh_user or self._questions.ask(
+                "Login on the others", getpass.getuser(), _login
+            )
+            _login(user)
+            self._tell({"DGPP_SSH_USER": user})
+        if given.hub_cache or not (site.HF_HUB_CACHE or site.HF_HOME):
+            question = "Folder of models, on every machine"
+            hub = given.hub_cache or self._questions.ask(question, USUAL_HUB)
+            self._tell({"HF_HUB_CACHE": hub})
+        return self._facts()
+
+    def _facts(self) -> list[tuple[Node, NodeFacts]]:
+        settings = site_whole(load_site_settings())
+        nodes = reach(settings, self._access)
+        told = settings.node_env or ({},) * len(nodes)
+        surveys = {n.rank: Survey(told[n.rank].get("HF_HUB_CACHE", "")) for n in nodes}
+        self._install_where_absent(try_all(nodes, surveys))
+        found = ask_all(nodes, surveys)
+        facts = []
+        for node in nodes:
+            node.close()
+            fact = found[node.rank].facts
+            assert fact is not None
+            facts.append((node, fact))
+            say(f"{node.name}: {_in_words(fact)}")
+        return facts
+
+    def _install_where_absent(self, said: list[tuple[Node, Answer | ClusterError]]) -> None:
+        """Bring dgpp to nodes that let us in and do not have this one. Raises ClusterError."""
+        mine, lacking, wrong = version(), [], []
+        for node, answer in said:
+            if isinstance(answer, ClusterError):
+                if isinstance(node, RemoteNode) and lets_in(node):
+                    lacking.append(node)
+                else:
+                    wrong.append(str(answer))
+            elif isinstance(node, RemoteNode) and answer.version != mine:
+                lacking.append(node)
+        if wrong:
+            raise ClusterError("; ".join(wrong))
+        if not lacking:
+            return
+        hosts, root = " ".join(node.host for node in lacking), checkout_root()
+        question = f"Bring dgpp {mine} to {hosts} (yes or no)"
+        if not (self._writes and self._given.install) or root is None:
+            raise ClusterError(
+                f"{hosts}: no dgpp {mine} at {shlex.join(lacking[0].program)}: install the same "
+                "release there (docs/getting-started.md)"
+            )
+        if self._questions.choose(question, YES_OR_NO, "yes") == "no":
+            raise ClusterError(f"{hosts}: no dgpp {mine} there; install it and come again")
+        for node in lacking:
+            say(f"{node.name}: installing dgpp {mine} at {root}")
+            node.close()
+        with ThreadPoolExecutor(len(lacking)) as pool:
+            list(pool.map(lambda node: bring(node, root, mine), lacking))
+
+    def _lanes(self, facts: list[tuple[Node, NodeFacts]]) -> None:
+        """Which RoCE devices the nodes speak over, unless the site says so or is one machine."""
+        site = load_site_settings()
+        if len(facts) < 2 or site.DGPP_ROCE_DEVICES:
+            return
+        devices = {node.host: fact.devices for node, fact in facts}
+        values = lane_values(devices, site.DGPP_NODE_OVERRIDES)
+        if not values:
+            bare = [host for host, found in devices.items() if not usable(found)]
+            say(
+                f"warning: no RoCE device with an address on {' '.join(bare)}: ranks of several "
+                "machines sum over RoCE (docs/networking.md)"
+            )
+            return
+        usual = values["DGPP_ROCE_DEVICES"]
+        chosen = self._questions.ask("RoCE devices, in the order of lanes", usual, _devices)
+        self._tell(values if chosen == usual else {"DGPP_ROCE_DEVICES": chosen})
+
+    def _deployment(self, facts: list[tuple[Node, NodeFacts]]) -> Path:
+        """The deployment file of this site."""
+        known = load_site_settings().DGPP_CLUSTER_CONFIG
+        given = self._given.deployment
+        if known and not given:
+            config = Path(known).expanduser()
+            # Other nodes than before may ask for another deployment.
+            if not self._given.nodes or world_size(config) == len(facts):
+                load_settings(config, ())
+                return config
+        names = [file.name for file in templates() if world_size(file) == len(facts)]
+        if not given:
+            usual = suggested(names, [fact for _, fact in facts])
+            if not usual:
+                raise ConfigError(
+                    f"no template of {templates_folder()} is for {len(facts)} machines; name a "
+                    "deployment of your own with --deployment"
+                )
+            given = self._questions.choose("Deployment", names, usual)
+        config = self._own(given)
+        load_settings(config, ())
+        self._tell({"DGPP_CLUSTER_CONFIG": str(config)})
+        return config
+
+    def _own(self, given: str) -> Path:
+        """The file of the template or deployment that is called `given`."""
+        file = Path(given).expanduser()
+        names = {template.name: template for template in templates()}
+        template = names.get(given) or names.get(f"{given}.json")
+        if template is None and file.is_file():
+            template = next((t for t in names.values() if t.samefile(file)), None)
+            if template is None:
+                return file.absolute()
+        if template is None:
+            raise ConfigError(
+                f"--deployment: {given} is neither a file nor one of {templates_folder()}"
+            )
+        config, left_out = own_deployment(template, self._env.absolute().parent / OWN_FOLDER)
+        if left_out:
+            say(f"{config}: without {', '.join(left_out)}, which this version does not serve yet")
+        return config
+
+    @staticmethod
+    def _runs(deployment: Deployment) -> bool:
+        return all(found.state is State.RUNNING for found in conditions(deployment))
+
+    def _start(self, deployment: Deployment) -> int:
+        refuse_unsupported(deployment.settings, load_site_alone(), several_nodes=True)
+        refuse_open_door(deployment.settings)
+        ready = bring_up(deployment, Up(checks=False), say)
+        typer.echo(ready.replace("stop: Ctrl-C", "stop: dgpp down"))
+        return 0
+
+    @staticmethod
+    def _say_commands(deployment: Deployment) -> None:
+        program = shlex.quote(str(Path(sys.prefix) / "bin" / "dgpp"))
+        http = deployment.settings.http
+        typer.echo(f"{program} up        # start it; READY says that it serves")
+        typer.echo(f"{program} status    # which ranks run")
+        typer.echo(f"{program} logs -f   # what they say")
+        typer.echo(f"{program} chat --url http://127.0.0.1:{http.port}")
+        typer.echo(f"{program} down      # end it")
+        if http.api_key_file:
+            typer.echo(f"Clients need the key in {http.api_key_file}")
+
+
+def _in_words(fact: NodeFacts) -> str:
+    gpu = fact.gpu if fact.has_gpu else f"none ({fact.gpu.removeprefix('engine.backend cuda: ')})"
+    lanes = ", ".join(lane.name for lane in usable(fact.devices)) or "none"
+    return (
+        f"Python {fact.python}, {in_gb(fact.memory)} of memory, GPU: {gpu}, "
+        f"{in_gb(fact.free)} free at {fact.hub}, RoCE: {lanes}"
+    )

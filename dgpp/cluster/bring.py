@@ -1,0 +1,89 @@
+"""This very dgpp on a node that has none: the checkout's files, stamped with its version."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import IO
+
+from dgpp.cluster.errors import ClusterError
+from dgpp.cluster.node import RemoteNode, remedy_of
+
+INSTALL_S = 1800
+"""Some hundred megabytes of packages on a slow line."""
+PREPARE = ("scripts/setup.sh", "--prepare")
+_UNPACK = """
+if [ -e "$1/.git" ]; then
+    echo "$1 is a checkout of its own there: bring it to this version"
+    exit 1
+fi
+mkdir -p "$1" && tar -C "$1" -xf -
+"""
+
+
+def lets_in(node: RemoteNode) -> bool:
+    """Whether ssh gets there, whatever is installed."""
+    done = subprocess.run(node.command(["true"]), capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def bring(node: RemoteNode, root: Path, version: str) -> None:
+    """Copy the files that git knows of the checkout `root` to the same folder of `node`, and make
+    them a virtual environment there. Raises ClusterError with what the node said.
+
+    What is copied has no history to ask, so that `version` is written into it.
+    """
+    unpack = node.command(["sh", "-c", _UNPACK, "sh", str(root)])
+    with subprocess.Popen(
+        unpack, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as there:
+        assert there.stdin is not None
+        assert there.stdout is not None
+        try:
+            _pack(root, version, there.stdin)
+            there.stdin.close()
+        except BrokenPipeError:
+            pass  # What it said tells why.
+        said = there.stdout.read().decode(errors="replace")
+    if there.returncode:
+        raise _failure(node, f"copying dgpp to {root}", said)
+    prepare = node.command([f"{root}/{PREPARE[0]}", PREPARE[1]])
+    try:
+        done = subprocess.run(
+            prepare, capture_output=True, text=True, timeout=INSTALL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterError(
+            f"{node.name}: installing dgpp took more than {INSTALL_S} s; run {root}/{PREPARE[0]} "
+            f"{PREPARE[1]} there and see"
+        ) from None
+    if done.returncode:
+        raise _failure(node, "installing dgpp", done.stdout + done.stderr)
+
+
+def _failure(node: RemoteNode, what: str, said: str) -> ClusterError:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    remedy = remedy_of(said) or "mend it there; the same command goes on"
+    return ClusterError(f"{node.name}: {what}: {'; '.join(lines[-3:]) or 'failed'} ({remedy})")
+
+
+def _pack(root: Path, version: str, out: IO[bytes]) -> None:
+    listed = subprocess.run(
+        ["git", "-C", str(root), "ls-files", "-z"], capture_output=True, check=True
+    )
+    names = [name for name in listed.stdout.decode().split("\0") if name]
+    with tarfile.open(fileobj=out, mode="w|") as archive:
+        for name in names:
+            file = root / name
+            if name == "pyproject.toml":
+                text = re.sub(
+                    r'^version = ".*"$', f'version = "{version}"', file.read_text(), flags=re.M
+                ).encode()
+                info = archive.gettarinfo(str(file), name)
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text))
+            elif file.is_symlink() or file.is_file():
+                archive.add(file, name, recursive=False)
