@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from functools import cache
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from fake_hub import FakeHub
 
 EMULATED = os.environ.get("DGPP_TEST_EMULATED") == "1"
 if EMULATED:
@@ -67,3 +72,13 @@ def backend_names() -> tuple[str, ...]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend_name" in metafunc.fixturenames:
         metafunc.parametrize("backend_name", backend_names(), scope="session")
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[FakeHub]:
+    """A Hugging Face hub of the module's own."""
+    from fake_hub import FakeHub
+
+    found = FakeHub()
+    yield found
+    found.close()

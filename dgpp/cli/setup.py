@@ -12,41 +12,52 @@ from dgpp.cli.completion import complete_deployment, complete_node
 app = typer.Typer(add_completion=False)
 
 
+NodesOption = Annotated[
+    str,
+    typer.Option(
+        "--nodes",
+        metavar="'A B'",
+        help="machines, this one first, as all of them call it",
+        autocompletion=complete_node,
+    ),
+]
+DeploymentOption = Annotated[
+    str,
+    typer.Option(
+        "--deployment",
+        metavar="NAME|FILE",
+        help="a template of deploy/, or a deployment of your own",
+        autocompletion=complete_deployment,
+    ),
+]
+UserOption = Annotated[str, typer.Option("--ssh-user", help="login on the others")]
+HubOption = Annotated[
+    str, typer.Option("--hub-cache", metavar="DIR", help="folder of models on every node")
+]
+YesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="ask nothing: what is known, else the defaults")
+]
+InstallOption = Annotated[
+    bool, typer.Option(help="bring dgpp to nodes that have none, or another version")
+]
+FetchOption = Annotated[bool, typer.Option(help="fetch the model and bring it to all nodes")]
+CheckOption = Annotated[
+    bool, typer.Option("--check", help="look at the nodes and end; write nothing")
+]
+StartOption = Annotated[bool, typer.Option("--start", help="`dgpp up` when all is ready")]
+
+
 @app.command("setup")
 def setup(
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="ask nothing: what is known, else the defaults")
-    ] = False,
-    nodes: Annotated[
-        str,
-        typer.Option(
-            "--nodes",
-            metavar="'A B'",
-            help="machines, this one first, as all of them call it",
-            autocompletion=complete_node,
-        ),
-    ] = "",
-    ssh_user: Annotated[str, typer.Option("--ssh-user", help="login on the others")] = "",
-    deployment: Annotated[
-        str,
-        typer.Option(
-            "--deployment",
-            metavar="NAME|FILE",
-            help="a template of deploy/, or a deployment of your own",
-            autocompletion=complete_deployment,
-        ),
-    ] = "",
-    hub_cache: Annotated[
-        str, typer.Option("--hub-cache", metavar="DIR", help="folder of models on every node")
-    ] = "",
-    install: Annotated[
-        bool, typer.Option(help="bring dgpp to nodes that have none, or another version")
-    ] = True,
-    fetch: Annotated[bool, typer.Option(help="fetch the model and bring it to all nodes")] = True,
-    check: Annotated[
-        bool, typer.Option("--check", help="look at the nodes and end; write nothing")
-    ] = False,
-    start: Annotated[bool, typer.Option("--start", help="`dgpp up` when all is ready")] = False,
+    yes: YesOption = False,
+    nodes: NodesOption = "",
+    ssh_user: UserOption = "",
+    deployment: DeploymentOption = "",
+    hub_cache: HubOption = "",
+    install: InstallOption = True,
+    fetch: FetchOption = True,
+    check: CheckOption = False,
+    start: StartOption = False,
     program: BinOption = "",
     ssh_config: SshConfigOption = "",
 ) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from fake_hub import FakeHub
 from fetch_site import MODEL, FarSite, nothing_staged
 from sshd import Machines
 
@@ -13,13 +12,6 @@ from sshd import Machines
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory):
     found = Machines(tmp_path_factory.mktemp("machines") / "ssh (one)")
-    yield found
-    found.close()
-
-
-@pytest.fixture(scope="module")
-def hub():
-    found = FakeHub()
     yield found
     found.close()
 

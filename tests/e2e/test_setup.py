@@ -28,13 +28,6 @@ def machines(tmp_path_factory):
     found.close()
 
 
-@pytest.fixture(scope="module")
-def hub():
-    found = FakeHub()
-    yield found
-    found.close()
-
-
 def checkout(folder: Path) -> Path:
     """A checkout whose virtual environment is made already: the one that runs these tests."""
     (folder / "scripts").mkdir(parents=True)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from fake_hub import FakeHub, model_files
+from fake_hub import model_files
 from fetch_site import (
     LAST_SHARD,
     MODEL,
@@ -17,13 +17,6 @@ from fetch_site import (
     nothing_staged,
     without_rsync,
 )
-
-
-@pytest.fixture(scope="module")
-def hub():
-    found = FakeHub()
-    yield found
-    found.close()
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_hub import FakeHub
 from fetch_site import HOSTS, MODEL, NearNode, NearSite
 
 from dgpp.cluster.bring import bring
@@ -19,13 +18,6 @@ from dgpp.cluster.errors import ClusterError
 from dgpp.config.site import parse_env
 
 NODES = f"127.0.0.1 {HOSTS[0]}"
-
-
-@pytest.fixture(scope="module")
-def hub():
-    found = FakeHub()
-    yield found
-    found.close()
 
 
 @pytest.fixture
