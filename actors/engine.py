@@ -22,7 +22,7 @@ from actors.memory_lock import lock_memory
 from actors.messages.engine_sampler import FullRow, Scored, Selected
 from actors.messages.engine_scheduler import ColdEnded
 from actors.messages.sampler_engine import Masks, WantRow
-from actors.metrics import COLD_FIGURES
+from actors.metrics import COLD_FIGURES, COLLECTIVE_FIGURES
 from actors.role import Role
 from actors.world import SLAB
 from dgpp.checkpoint.checkpoint import Checkpoint
@@ -206,9 +206,10 @@ class EngineActor(Role):
             block.gauge("last_rows").set(trace.replayed)
             block.counter(f"replays_{trace.replayed}").add()
         if self._collective is not None:
-            told = self._collective.statistics()
-            count = told.all_reduces + told.all_gathers + told.barriers
-            block.gauge(f"collectives_{told.path}").set(count)
+            done = self._collective.statistics()
+            block.gauge(f"collectives_{done.path}").set(done.total)
+            for name in COLLECTIVE_FIGURES:
+                block.gauge(f"collective_{name}").set(getattr(done, name))
         if trace.gap_ns >= 0:
             block.histogram("replay_gap_seconds").observe(trace.gap_ns / 1e9)
 

@@ -31,6 +31,8 @@ COLD_FIGURES = (
     *("spills", "spill_ns", "restores", "restore_ns"),
 )
 """What the disk tier's thread counts."""
+COLLECTIVE_FIGURES = ("all_reduces", "all_gathers", "barriers", "bytes", "waits", "waited_s")
+"""What the collectives count themselves."""
 CACHE_COUNTERS = tuple(f"cache_{name}" for name in CacheCounters.__struct_fields__)
 """The scheduler counts these itself; its actor copies them."""
 
@@ -64,6 +66,7 @@ MOST_ROWS = 16
 ENGINE = (
     *_gauges(*(f"collectives_{path}" for path in NAMES)),
     *_gauges("last_rows", "cold_waiting", *(f"cold_{name}" for name in COLD_FIGURES)),
+    *_gauges(*(f"collective_{name}" for name in COLLECTIVE_FIGURES)),
     *_counters(*(f"replays_{rows}" for rows in range(1, MOST_ROWS + 1))),
     *_histograms(GAP, "replay_gap_seconds"),
 )

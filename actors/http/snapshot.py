@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from actors.boot import Boot
-from actors.metrics import CACHE_COUNTERS, MOST_DRAFTS, MOST_ROWS, TIER_COUNTERS
+from actors.metrics import (
+    CACHE_COUNTERS,
+    COLLECTIVE_FIGURES,
+    MOST_DRAFTS,
+    MOST_ROWS,
+    TIER_COUNTERS,
+)
 from actors.reading import SLOTS
 from actors.statistics import HistogramValue, StatisticsBlock
 from dgpp.net.paths import NAMES
@@ -15,6 +21,7 @@ from dgpp.serve.metrics import (
     REASONS,
     Admission,
     Build,
+    CollectiveMetrics,
     DecodeBatch,
     Histograms,
     MetricsSnapshot,
@@ -92,6 +99,7 @@ def snapshot(
         nvme_cache=_nvme_cache(boot, scheduler, engine),
         prefill=_prefill(scheduler, seats, now),
         build=_build(boot),
+        collectives=_collectives(engine),
         ranks=[_rank(boot, scheduler, engine, now)] if boot.settings.world_size > 1 else [],
         finished={reason: scheduler.count(f"finished_{reason}") for reason in REASONS},
         histograms=_histograms(scheduler, http, engine),
@@ -116,7 +124,16 @@ def _build(boot: Boot) -> Build:
     )
 
 
+def _collectives(engine: Reader) -> CollectiveMetrics:
+    paths = [path for path in NAMES if engine.count(f"collectives_{path}")]
+    found = {name: engine.count(f"collective_{name}") for name in COLLECTIVE_FIGURES[:-1]}
+    return CollectiveMetrics(
+        "".join(paths), **found, waited_s=engine.real("collective_waited_s")
+    )
+
+
 def _rank(boot: Boot, scheduler: Reader, engine: Reader, now: float) -> RankMetrics:
+    done = _collectives(engine)
     last = scheduler.real("levels_s")
     return RankMetrics(
         rank=boot.rank,
@@ -130,6 +147,9 @@ def _rank(boot: Boot, scheduler: Reader, engine: Reader, now: float) -> RankMetr
         collectives={
             path: count for path in NAMES if (count := engine.count(f"collectives_{path}"))
         },
+        collective_bytes=done.bytes,
+        collective_waits=done.waits,
+        collective_wait_seconds=done.waited_s,
         snapshot_age_seconds=now - last if last else 0.0,
         ticks=scheduler.count("ticks") if boot.rank else None,
     )

@@ -23,6 +23,8 @@ from dgpp.net.verbs.frames import Geometry
 from dgpp.net.verbs.layout import Layout
 from dgpp.state.declaration import CPU_CACHE, CUDA_CACHE
 from kernels_numba.gpu.graph import reaches
+from kernels_numba.gpu.nccl import gathered_bytes
+from kernels_numba.gpu.ranks import exchange_bytes
 from kernels_numba.weights import Form
 
 BLOCK_TOKENS = 64
@@ -191,7 +193,7 @@ def _beside_weights(
         "request state": cache.request_bytes * slots,
         "prefix snapshots": cache.request_bytes * cache.snapshots,
         "disk tier": (1 + cache.cold.blob_pages) * cache.page_bytes if cache.cold.pages else 0,
-        **_collective(settings.lanes, world),
+        **(_collective(settings, model.hidden, world) if world > 1 else {}),
     }
     return {
         "kv cache": cache.block_bytes * cache.blocks,
@@ -204,11 +206,16 @@ def _beside_weights(
     }
 
 
-def _collective(lanes: int, world: int) -> dict[str, int]:
-    """Bytes of one rank's part of what ranks sum in."""
-    if lanes:
-        return {"RoCE bus": Layout(Geometry(), lanes, world).bytes}
-    return {"collective": slab_bytes(world) // world if world > 1 else 0}
+def _collective(settings: MemorySettings, width: int, world: int) -> dict[str, int]:
+    """Bytes of one rank's part of what ranks sum in, the rows themselves aside."""
+    if settings.lanes:
+        return {"RoCE bus": Layout(Geometry(), settings.lanes, world).bytes}
+    host = slab_bytes(world) // world
+    if settings.backend != "cuda":
+        return {"collective": host}
+    # Which path it is follows from the devices, of which a plan does not know.
+    device = max(exchange_bytes(world, width), gathered_bytes(world, width))
+    return {"collective": device + (host if settings.unified else 0)}
 
 
 def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1) -> MemoryPlan:

@@ -22,8 +22,9 @@ class Wire(enum.IntEnum):
 
 
 class CollectiveStatistics(msgspec.Struct, frozen=True):
-    """Counts since the start. `waits` had to sleep for `waited_s` seconds in all; `late[r]` of
-    them for rank r first. A replayed graph's collectives are not among the counts."""
+    """Counts since the start, a replayed graph's collectives among them. `bytes` are this rank's
+    own parts. `waits` had to sleep, or on a device to look again, for `waited_s` seconds in all;
+    `late[r]` of those on the host for rank r first."""
 
     path: str
     all_reduces: int
@@ -33,6 +34,11 @@ class CollectiveStatistics(msgspec.Struct, frozen=True):
     waits: int
     waited_s: float
     late: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """Collectives of all kinds."""
+        return self.all_reduces + self.all_gathers + self.barriers
 
 
 class Collective(Protocol):

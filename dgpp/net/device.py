@@ -17,6 +17,7 @@ from dgpp.net.errors import CollectiveError, PeerLateError, PeerLeftError
 from dgpp.net.shm import ShmCollective
 from dgpp.net.watch import LOADING, SERVING, Limits, Patience
 from kernels_numba.backend import Backend, Picker, Tensor
+from kernels_numba.gpu.board import Tally
 from kernels_numba.gpu.errors import CudaError
 
 _log = logging.getLogger("dgpp.net")
@@ -37,6 +38,9 @@ class DeviceRanks(Protocol):
 
     def failed(self) -> int:
         """The rank that a kernel gave up waiting for, -1 for none."""
+
+    def tally(self) -> Tally:
+        """What kernels have done, replayed ones too."""
 
     def all_reduce(self, count: int, out: Tensor, *, add: bool) -> None: ...
     def gather(self, source: int, words: int, out: int) -> None: ...
@@ -66,7 +70,6 @@ class DeviceCollective:
         self._host, self._opener = host, opener
         self._limits, self._serving = loading, serving
         self._ranks: DeviceRanks | None = None
-        self._sums = self._bytes = 0
         self._broken: CollectiveError | None = None
         self._departed: CollectiveError | None = None
         self._lock = threading.Lock()
@@ -75,6 +78,9 @@ class DeviceCollective:
     # Devices -----------------------------------------------------------------------------------
 
     def partial(self, backend: Backend, width: int) -> Tensor:
+        if self._ranks is not None and self._ranks.partial.width == width:
+            # Every sum ends before the next share is written.
+            return self._ranks.partial
         try:
             ranks = self._opener(self._host, backend, width)
         except CudaError as error:
@@ -89,8 +95,6 @@ class DeviceCollective:
         assert self._ranks is not None
         assert partial is self._ranks.partial, "sums are of what `partial` gave"
         self._ranks.all_reduce(count, out, add=add)
-        self._sums += 1
-        self._bytes += 4 * count * partial.width
 
     def merge(self, picker: Picker, slices: Sequence[range]) -> bool:
         share: Any = picker
@@ -101,9 +105,12 @@ class DeviceCollective:
     # Host --------------------------------------------------------------------------------------
 
     def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        # They may come from a device whose kernels gave up.
+        self.check()
         return self._host.all_gather(values)
 
     def barrier(self) -> None:
+        self.check()
         self._host.barrier()
 
     def serve(self) -> None:
@@ -122,12 +129,17 @@ class DeviceCollective:
         self._host.check()
 
     def statistics(self) -> CollectiveStatistics:
-        told = self._host.statistics()
+        told, own = self._host.statistics(), Tally()
+        if self._ranks is not None:
+            own = self._ranks.tally()
         return msgspec.structs.replace(
             told,
             path=self.name,
-            all_reduces=told.all_reduces + self._sums,
-            bytes=told.bytes + self._bytes,
+            all_reduces=told.all_reduces + own.sums,
+            all_gathers=told.all_gathers + own.gathers,
+            bytes=told.bytes + own.bytes,
+            waits=told.waits + own.waits,
+            waited_s=told.waited_s + own.waited_ns / 1e9,
         )
 
     def close(self) -> None:

@@ -180,6 +180,22 @@ class NvmeCacheMetrics(msgspec.Struct):
     restore_ms_avg: float = 0.0
 
 
+class CollectiveMetrics(msgspec.Struct):
+    """What this rank did together with the others, as of its last step; all zero in a world of one.
+
+    `path` says how (see dgpp.net.paths), `bytes` are its own parts; `waits` began before another
+    rank's part was there.
+    """
+
+    path: str = ""
+    all_reduces: int = 0
+    all_gathers: int = 0
+    barriers: int = 0
+    bytes: int = 0
+    waits: int = 0
+    waited_s: float = 0.0
+
+
 class Build(msgspec.Struct):
     """What runs here, as configured."""
 
@@ -217,8 +233,9 @@ class Histograms(msgspec.Struct):
 
 
 class RankMetrics(msgspec.Struct):
-    """One rank of several, itself included. `collectives` by path (see dgpp.net.paths);
-    `ticks` is None for rank 0."""
+    """One rank of several, itself included. `collectives` of all kinds by path (see
+    dgpp.net.paths), of which `collective_waits` began before another rank's part was there; `ticks`
+    is None for rank 0."""
 
     rank: int
     decode_steps: int = 0
@@ -229,6 +246,9 @@ class RankMetrics(msgspec.Struct):
     kv_pool_blocks_total: int = 0
     kv_pool_blocks_in_use: int = 0
     collectives: dict[str, int] = {}
+    collective_bytes: int = 0
+    collective_waits: int = 0
+    collective_wait_seconds: float = 0.0
     snapshot_age_seconds: float = 0.0
     ticks: int | None = None
 
@@ -245,6 +265,7 @@ class MetricsSnapshot(msgspec.Struct):
     prefix_cache: PrefixCacheMetrics = msgspec.field(default_factory=PrefixCacheMetrics)
     prefill: PrefillMetrics = msgspec.field(default_factory=PrefillMetrics)
     nvme_cache: NvmeCacheMetrics = msgspec.field(default_factory=NvmeCacheMetrics)
+    collectives: CollectiveMetrics = msgspec.field(default_factory=CollectiveMetrics)
     build: Build = msgspec.field(default_factory=Build)
     finished: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     histograms: Histograms = msgspec.field(default_factory=Histograms)
@@ -252,5 +273,5 @@ class MetricsSnapshot(msgspec.Struct):
 
     def json(self) -> bytes:
         """The body of GET /metrics."""
-        sections = ("scheduler", "service", "prefix_cache", "prefill", "nvme_cache")
+        sections = ("scheduler", "service", "prefix_cache", "prefill", "nvme_cache", "collectives")
         return msgspec.json.encode({name: getattr(self, name) for name in sections})

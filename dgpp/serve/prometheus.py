@@ -128,7 +128,10 @@ _HISTOGRAMS = {
     "request_generation_tokens": "generation_tokens",
 }
 
-_RANK_COUNTERS = ("decode_steps", "decode_step_seconds", "prefill_seconds", "generation_tokens")
+_RANK_COUNTERS = (
+    *("decode_steps", "decode_step_seconds", "prefill_seconds", "generation_tokens"),
+    *("collective_bytes", "collective_waits", "collective_wait_seconds"),
+)
 _RANK_GAUGES = {
     "num_requests_running": "requests_running",
     "kv_pool_blocks_total": "kv_pool_blocks_total",

@@ -47,6 +47,7 @@ from kernels_numba.gpu.source import (
     shared_units,
 )
 from kernels_numba.gpu.store import CudaStore
+from kernels_numba.gpu.stream import fetched
 from kernels_numba.packed_rows import RowCode
 from kernels_numba.weights import Form, Part
 
@@ -326,7 +327,7 @@ class CudaBackend:
     def read_routes(self, routes: Routes, count: int) -> tuple[I32Array, F32Array]:
         self._settle()
         handle: RouteHandle = routes.handle
-        return handle.ids[:count].get(), handle.weights[:count].get()
+        return fetched(handle.ids[:count]), fetched(handle.weights[:count])
 
     # Projections -------------------------------------------------------------------------------
 

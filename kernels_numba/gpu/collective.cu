@@ -15,8 +15,12 @@ constexpr int BLOCKS = 64;
 constexpr int LARGE_BLOCKS = 128;
 constexpr int POLLS = 1024;
 
-// Words of the host's memory that a waiting kernel looks at, and where it leaves what it found.
-enum { ABORT = 0, FAILED = 1, LIMIT_NS = 2 };
+// Words of the host's memory that a waiting kernel looks at, and where it leaves what it found; from
+// TOLD on what was counted before the last gather.
+enum { ABORT = 0, FAILED = 1, LIMIT_NS = 2, TOLD = 3 };
+
+// What is counted on the device, where replays count as well.
+enum { SUMS = 0, GATHERS = 1, BYTES = 2, WAITS = 3, WAITED_NS = 4, TALLIES = 5 };
 
 typedef unsigned __int128 u128;
 
@@ -63,13 +67,16 @@ __device__ __forceinline__ u64 now_ns() {
     return now;
 }
 
-// Polls that take too long, or that the host has called off. FAILED gets 1 + the missing rank.
+// Polls that take too long, or that the host has called off. FAILED gets 1 + the missing rank. The
+// thread that is `noted` says how long it waited.
 struct Patience {
     volatile u64* host;
+    bool noted;
     int polls = 0;
-    u64 began = 0;
+    u64 began = 0, since = 0;
 
     __device__ __forceinline__ bool lost(int rank) {
+        if (polls == 0 && noted) since = now_ns();
         if (++polls % POLLS != 0) return false;
         if (began == 0) began = now_ns();
         if (host[ABORT] == 0 && now_ns() - began < host[LIMIT_NS]) return false;
@@ -77,7 +84,19 @@ struct Patience {
         host[ABORT] = 1;
         return true;
     }
+
+    // One more of `kind`, with `bytes` of this rank's. Nobody reads the sums here: nothing waits.
+    __device__ __forceinline__ void note(u64* tally, int kind, u64 bytes) const {
+        if (!noted) return;
+        atomicAdd(tally + kind, 1ull);
+        atomicAdd(tally + BYTES, bytes);
+        if (polls == 0) return;
+        atomicAdd(tally + WAITS, 1ull);
+        atomicAdd(tally + WAITED_NS, now_ns() - since);
+    }
 };
+
+__device__ __forceinline__ bool is_first_thread() { return blockIdx.x == 0 && threadIdx.x == 0; }
 
 // The number of this launch, the same in all of its blocks; the last block to ask counts it.
 __device__ __forceinline__ u64 take_number(u64* counter, u32* tickets) {
@@ -123,7 +142,8 @@ __device__ __forceinline__ float2 pair_of(u64 bits) {
 // line. Item i belongs to thread i % (BLOCKS * THREADS) whatever the grid.
 extern "C" __global__ void __launch_bounds__(THREADS) reduce_small(
     const float* partial, i64 stride, i64 rows, i64 width, float* out, i64 out_stride, i64 add,
-    i64 rank, i64 world, RANKS, i64 lines, u64* counter, u32* tickets, volatile u64* host) {
+    i64 rank, i64 world, RANKS, i64 lines, u64* counter, u32* tickets, u64* tally,
+    volatile u64* host) {
     RANK_TABLE;
     let_next_start();
     wait_for_previous();
@@ -139,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_small(
             put_line(at + sizeof(Line), pair_bits(v.z, v.w), number);
         }
     }
-    Patience patience{host};
+    Patience patience{host, is_first_thread()};
     for (i64 i = first; i < items; i += BLOCKS * THREADS) {
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         for (i64 from = 0; from < world; ++from) {
@@ -165,12 +185,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_small(
         }
         *to = sum;
     }
+    patience.note(tally, SUMS, 4 * rows * width);
 }
 
 // out[from] = the `words` words of every rank. Shares lines and number with reduce_small.
 extern "C" __global__ void __launch_bounds__(THREADS) gather_words(
     const u64* source, i64 words, u64* out, i64 rank, i64 world, RANKS, i64 lines, u64* counter,
-    u32* tickets, volatile u64* host) {
+    u32* tickets, u64* tally, volatile u64* host) {
     RANK_TABLE;
     let_next_start();
     wait_for_previous();
@@ -184,7 +205,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather_words(
             put_line(line_at(ranks, to, rank, world, lines, number, i), word, number);
         }
     }
-    Patience patience{host};
+    Patience patience{host, is_first_thread()};
+    if (patience.noted) {
+        // While the parts are on their way; nothing waits for the host's memory at the end.
+        for (int k = 0; k < TALLIES; ++k) host[TOLD + k] = static_cast<volatile u64*>(tally)[k];
+    }
     for (i64 i = first; i < words; i += BLOCKS * THREADS) {
         for (int shift = 1; shift < world; ++shift) {
             const i64 from = (rank + shift) % world;
@@ -192,6 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather_words(
             out[from * words + i] = receive(at, number, static_cast<int>(from), patience);
         }
     }
+    patience.note(tally, GATHERS, 8 * words);
 }
 
 // Every rank's block tells every other's that it has come so far, and waits for theirs. `flags` are
@@ -215,12 +241,14 @@ __device__ __forceinline__ void meet(
 // As reduce_small, where `partial` lies at `data` bytes from the base of every rank's memory.
 extern "C" __global__ void __launch_bounds__(THREADS) reduce_large(
     i64 data, i64 stride, i64 rows, i64 width, float* out, i64 out_stride, i64 add, i64 rank,
-    i64 world, RANKS, i64 flags, u64* counter, u32* tickets, volatile u64* host) {
+    i64 world, RANKS, i64 flags, u64* counter, u32* tickets, u64* tally,
+    volatile u64* host) {
     RANK_TABLE;
     let_next_start();
     wait_for_previous();
     const u64 number = take_number(counter, tickets);
-    Patience patience{host};
+    // The first thread that waits for another rank.
+    Patience patience{host, blockIdx.x == 0 && threadIdx.x == (rank == 0 ? 1 : 0)};
     meet(ranks, flags, 0, rank, world, number, patience);
     const i64 each = width / 4, items = rows * each;
     const i64 first = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
@@ -249,14 +277,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_large(
         *to = sum;
     }
     meet(ranks, flags, 1, rank, world, number, patience);
+    patience.note(tally, SUMS, 4 * rows * width);
 }
 
 // As reduce_small, from parts [world][rows][stride] that were gathered here.
 extern "C" __global__ void __launch_bounds__(THREADS) reduce_gathered(
     const float* gathered, i64 stride, i64 rows, i64 width, float* out, i64 out_stride, i64 add,
-    i64 world) {
+    i64 world, u64* tally, volatile u64* host) {
     let_next_start();
     wait_for_previous();
+    if (is_first_thread()) {
+        host[TOLD + SUMS] = atomicAdd(tally + SUMS, 1ull) + 1;
+        host[TOLD + BYTES] = atomicAdd(tally + BYTES, 4ull * rows * width) + 4 * rows * width;
+    }
     const i64 items = rows * width;
     for (i64 i = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x; i < items;
          i += static_cast<i64>(gridDim.x) * THREADS) {

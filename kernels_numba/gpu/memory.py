@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels_numba.gpu.device import load_cupy
+from kernels_numba.gpu.stream import fetched
 from kernels_numba.weights import LAYOUTS, Form, Part, Scale
 
 PAD = 128
@@ -68,7 +69,7 @@ class CudaTensor:
         return self.pointer, self.stride, self.wide
 
     def host(self, count: int) -> npt.NDArray[np.float32]:
-        values = self.array[:count, : self.width].get()
+        values = fetched(self.array[:count, : self.width])
         return values if self.wide else from_bf16(values)
 
     def set(self, values: npt.NDArray[np.float32]) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from kernels_numba.gpu.board import Board, Tally
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.errors import CudaError
 from kernels_numba.gpu.kernels import Kernels
-from kernels_numba.gpu.memory import CudaTensor
+from kernels_numba.gpu.memory import CudaTensor, padded
 from kernels_numba.gpu.source import COLLECTIVE
 
 THREADS = 256
 MOST_BLOCKS = 1024
+MOST_ROWS = 1024
+"""Rows that are gathered at once."""
 _UINT64, _FLOAT32 = 5, 7
 """NCCL's own codes."""
 
@@ -31,7 +34,13 @@ def _nccl() -> Any:
 
 def unique_id() -> bytes:
     """What rank 0 makes and every rank opens the world with."""
-    return bytes(code & 0xFF for code in _nccl().get_unique_id())
+    told: bytes = _nccl().get_unique_id()
+    return told
+
+
+def gathered_bytes(world: int, width: int) -> int:
+    """What a rank of `world` holds to sum rows of `width` values, beside their `partial`."""
+    return 4 * world * MOST_ROWS * padded(width)
 
 
 class NcclRanks:
@@ -43,15 +52,16 @@ class NcclRanks:
         self, kernels: Kernels, identity: bytes, rank: int, world: int, capacity: int, width: int
     ) -> None:
         nccl = _nccl()
-        told = tuple(code - 256 if code > 127 else code for code in identity)
         try:
-            self._world_of = nccl.NcclCommunicator(world, told, rank)
+            self._world_of = nccl.NcclCommunicator(world, identity, rank)
         except nccl.NcclError as error:
             raise CudaError(f"NCCL does not connect the {world} ranks: {error}") from error
         self._kernels, self._world, self._width = kernels, world, width
         self.partial = CudaTensor(capacity, width, wide=True)
-        cupy = load_cupy()
-        self._gathered = cupy.zeros((world, capacity, self.partial.stride), cupy.float32)
+        cupy, rows = load_cupy(), min(MOST_ROWS, capacity)
+        self._gathered = cupy.zeros((world, rows, self.partial.stride), cupy.float32)
+        self._board = Board()
+        self._gathers = self._gathered_bytes = 0
         self._kernels.prepare([COLLECTIVE])
 
     def limit(self, seconds: float) -> None:
@@ -65,20 +75,28 @@ class NcclRanks:
         """NCCL does not say who is missing."""
         return -1
 
+    def tally(self) -> Tally:
+        """Gathers as they were enqueued; NCCL does not say how long it waited."""
+        told = self._board.tally()
+        return told._replace(gathers=self._gathers, bytes=told.bytes + self._gathered_bytes)
+
     def all_reduce(self, count: int, out: CudaTensor, *, add: bool) -> None:
         """out[r] = Σ over ranks of partial[r] (+ out[r]) for `count` rows."""
-        if count == 0:
-            return
+        for first in range(0, count, MOST_ROWS):
+            self._sum(first, min(MOST_ROWS, count - first), out, add=add)
+
+    def _sum(self, first: int, count: int, out: CudaTensor, *, add: bool) -> None:
         partial, gathered = self.partial, int(self._gathered.data.ptr)
         stream = load_cupy().cuda.get_current_stream().ptr
         self._world_of.allGather(
-            partial.pointer, gathered, count * partial.stride, _FLOAT32, stream
-        )
+            partial.pointer + 4 * first * partial.stride, gathered, count * partial.stride,
+            _FLOAT32, stream,
+        )  # fmt: skip
         blocks = min(MOST_BLOCKS, -(-count * self._width // THREADS))
         self._kernels.launch(
             COLLECTIVE, "reduce_gathered", (blocks,), THREADS,
-            (gathered, partial.stride, count, self._width, out.pointer, out.stride, int(add),
-             self._world),
+            (gathered, partial.stride, count, self._width, out.pointer + 4 * first * out.stride,
+             out.stride, int(add), self._world, *self._board.addresses),
             early=True,
         )  # fmt: skip
 
@@ -86,3 +104,5 @@ class NcclRanks:
         """out [world][words] = the 64-bit words at the device address `source` of every rank."""
         stream = load_cupy().cuda.get_current_stream().ptr
         self._world_of.allGather(source, out, words, _UINT64, stream)
+        self._gathers += 1
+        self._gathered_bytes += 8 * words

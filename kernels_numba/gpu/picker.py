@@ -14,6 +14,7 @@ from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaTensor, Staging
 from kernels_numba.gpu.ranks import CandidateMerge
 from kernels_numba.gpu.source import PICK, STEP
+from kernels_numba.gpu.stream import on_stream
 
 CHUNK = 256
 GROUP = 64
@@ -84,7 +85,7 @@ class CudaPicker:
         self._leaves = 1 << (self._chunks - 1).bit_length()
         if 8 * self._leaves > SORT_BYTES:
             raise ValueError(f"{vocab} ids: at most {SORT_BYTES // 8 * CHUNK}")
-        with stream:
+        with on_stream(stream):
             self._adjusted = CudaTensor(rows, vocab, wide=True)
             # Of each row what `pick.cu` wants, then what `draw.cuh` wants.
             self._rows = cupy.zeros(rows * (_ROW.itemsize + _DRAW.itemsize), cupy.uint8)
@@ -151,7 +152,7 @@ class CudaPicker:
 
     def launch(self, logits: CudaTensor, rows: Sequence[Adjustment]) -> None:
         self._masked = [adjustment.mask is not None for adjustment in rows]
-        with self._stream:
+        with on_stream(self._stream):
             if not rows:
                 self._done.record(self._stream)
                 return
@@ -212,7 +213,7 @@ class CudaPicker:
         at = int(self._rows.data.ptr)
         drawn_at = at + table.nbytes
         # Beside the forward pass, which is enqueued already.
-        with self._side:
+        with on_stream(self._side):
             self._staging.send(at, np.concatenate([table.view(np.uint8), draws.view(np.uint8)]))
         self._told.record(self._side)
         self._stream.wait_event(self._told)

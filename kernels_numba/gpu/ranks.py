@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels_numba.gpu.board import Board, Tally
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.errors import CudaError
 from kernels_numba.gpu.kernels import Kernels
@@ -20,9 +21,18 @@ THREADS, BLOCKS, LARGE_BLOCKS = 256, 64, 128
 SMALL_ROWS = 64
 """Up to this many rows are pushed, more are pulled: a push sends twice the bytes and waits once."""
 LINE_BYTES = 16
-_ABORT, _FAILED, _LIMIT_NS = range(3)
 _TICKET = struct.Struct("<qqq64s")
 _ALIGN = 2 << 20
+
+
+def lines_of(width: int) -> int:
+    """Lines that a rank pushes at most, each of two values."""
+    return SMALL_ROWS * width // 2
+
+
+def exchange_bytes(world: int, width: int) -> int:
+    """What a rank of `world` holds to exchange rows of `width` values, beside their `partial`."""
+    return 2 * world * (lines_of(width) * LINE_BYTES + LARGE_BLOCKS * 8)
 
 
 class RankMemory:
@@ -44,9 +54,9 @@ class RankMemory:
         cupy = load_cupy()
         self._kernels, self._device = kernels, device
         self._rank, self._world, self._width = rank, world, width
-        self._lines = SMALL_ROWS * width // 2
+        self._lines = lines_of(width)
         self._flags = 2 * world * self._lines * LINE_BYTES
-        self._data = -(-(self._flags + 2 * world * LARGE_BLOCKS * 8) // 512) * 512
+        self._data = -(-exchange_bytes(world, width) // 512) * 512
         size = -(-(self._data + 4 * capacity * padded(width)) // _ALIGN) * _ALIGN
         # A whole allocation of its own: others map it from its first byte.
         self._memory = cupy.cuda.memory.Memory(size)
@@ -56,8 +66,7 @@ class RankMemory:
         self.partial = CudaTensor.over(pointer, capacity, width)
         # Numbers of the last pushed and the last pulled collective, and their tickets.
         self._counters = cupy.zeros(4, cupy.uint64)
-        self._host = np.frombuffer(cupy.cuda.alloc_pinned_memory(64), np.uint64, 8)
-        self._host[:] = 0
+        self._board = Board()
         self._bases: tuple[int, ...] = ()
         self._kernels.prepare([COLLECTIVE])
 
@@ -86,15 +95,19 @@ class RankMemory:
 
     def limit(self, seconds: float) -> None:
         """How long a kernel waits for another rank."""
-        self._host[_LIMIT_NS] = int(seconds * 1e9)
+        self._board.limit(seconds)
 
     def abort(self) -> None:
         """Let kernels that wait end at once, with rubbish; so do all later ones."""
-        self._host[_ABORT] = 1
+        self._board.abort()
 
     def failed(self) -> int:
         """The rank that a kernel gave up waiting for, -1 for none."""
-        return int(self._host[_FAILED]) - 1
+        return self._board.failed()
+
+    def tally(self) -> Tally:
+        """What was done as far as the last gather tells."""
+        return self._board.tally()
 
     def all_reduce(self, count: int, out: CudaTensor, *, add: bool) -> None:
         """out[r] = Σ over ranks of partial[r] (+ out[r]) for `count` rows."""
@@ -126,7 +139,7 @@ class RankMemory:
         self._kernels.launch(
             COLLECTIVE, name, (blocks,), THREADS,
             (*arguments, self._rank, self._world, *self._bases, place, counter, counter + 8,
-             int(self._host.ctypes.data)),
+             *self._board.addresses),
             early=True,
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.gpu.device import load_cupy
+from kernels_numba.gpu.stream import fetched
 
 
 class CudaEntries:
@@ -39,7 +40,7 @@ class CudaEntries:
         held = np.frombuffer(out, np.uint8)
         at = 0
         for array, size in zip(self._arrays, self._sizes, strict=True):
-            held[at : at + size] = array[index].get().reshape(-1).view(np.uint8)
+            held[at : at + size] = fetched(array[index]).reshape(-1).view(np.uint8)
             at += size
 
     def write(self, index: int, data: memoryview) -> None:

@@ -60,6 +60,16 @@ def test_two_ranks_agree_on_every_step(serve, model):
     said = answers(server)
     assert all(said)
     assert answers(server) == said
+    metrics = server.metrics()
+    done, layers = metrics["collectives"], json.loads(CONFIG.read_text())["num_hidden_layers"]
+    # Two sums a layer and one of the embedding's or none; what was read counts once more.
+    assert done["all_reduces"] >= 2 * layers * metrics["scheduler"]["decode_steps"] > 0
+    assert done["bytes"] > 4 * done["all_reduces"]
+    told = server.get("/metrics/prometheus")[1].decode()
+    total = done["all_reduces"] + done["all_gathers"] + done["barriers"]
+    labels = f'model_name="{server.model()}",path="shm",rank="0"'
+    assert f"dgpp_rank_collectives_total{{{labels}}} {total}" in told
+    assert done["path"] == "shm"
     assert server.stop() == 0
     assert "op streams of 2 ranks: identical" in server.log
     assert server.operations(0) == server.operations(1) != b""

@@ -119,6 +119,33 @@ def test_a_recorded_step_counts_on(world) -> None:
         np.testing.assert_array_equal(result, wanted)
 
 
+def test_what_was_done_is_counted_where_it_is_done() -> None:
+    """By each rank for itself, replays too; the host is told with every gather."""
+    world = World(2)
+
+    def go(rank, memory):
+        out, stream, words = tensor(np.zeros((70, WIDTH))), Stream(), zeros(6, np.uint64)
+        gathered = zeros(12, np.uint64)
+        stream.begin_capture()
+        memory.all_reduce(4, out, add=True)
+        memory.all_reduce(70, out, add=True)
+        graph = stream.end_capture()
+        assert memory.tally() == (0, 0, 0, 0, 0)
+        for _ in range(3):
+            graph.launch(stream)
+        if rank == 1:
+            time.sleep(0.2)
+        for _ in range(2):
+            memory.gather(int(words.data.ptr), 6, int(gathered.data.ptr))
+        return memory.tally()
+
+    early, late = world.run(go)
+    for told in (early, late):
+        assert (told.sums, told.gathers, told.bytes) == (6, 1, 4 * WIDTH * 3 * 74 + 8 * 6)
+    assert early.waited_ns > 150e6
+    assert early.waits >= 1
+
+
 def candidates(logits: np.ndarray, wanted: int) -> tuple[np.ndarray, ...]:
     """lse, values, ids, held, present of each row, in canonical order."""
     rows = len(logits)

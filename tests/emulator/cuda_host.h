@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <ucontext.h>
 
 #include <deque>
@@ -508,7 +509,11 @@ inline void ptx_div_rn_f32(float& out, float a, float b) { out = a / b; }
 inline void ptx_cvt_f64_f32(double& out, float a) { out = a; }
 inline void ptx_cvt_rn_f32_f64(float& out, double a) { out = static_cast<float>(a); }
 // The one special register that is read so: %globaltimer.
-inline void ptx_mov_u64(unsigned long long& out) { out = 1; }
+inline void ptx_mov_u64(unsigned long long& out) {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    out = now.tv_sec * 1000000000ull + now.tv_nsec;
+}
 
 inline void ptx_mad_wide_u32(unsigned long long& out, unsigned a, unsigned b, const void* c) {
     out = static_cast<uint64_t>(a) * b + reinterpret_cast<uint64_t>(c);

@@ -25,6 +25,9 @@ class Array(np.ndarray):
         return _Pointer(self.ctypes.data)
 
     def get(self, stream: Any = None, out: np.ndarray | None = None) -> np.ndarray:
+        if not self.flags.c_contiguous:
+            with stream or current_stream():
+                pass
         if out is None:
             return np.array(self, copy=True, subok=False)
         out[...] = self
@@ -51,6 +54,10 @@ def asarray(values: Any, dtype: Any = None) -> Array:
     out = zeros(values.shape, values.dtype)
     out[...] = values
     return out
+
+
+def ascontiguousarray(values: Array) -> Array:
+    return values if values.flags.c_contiguous else asarray(values)
 
 
 class _Capture(threading.local):
@@ -85,7 +92,11 @@ class Graph:
 
 
 class Stream:
-    """Work is done when it is enqueued, except while a graph is recorded."""
+    """Work is done when it is enqueued, except while a graph is recorded.
+
+    What is current follows CuPy: who leaves a stream that was entered comes back to the one entered
+    before it, whatever `use` made current.
+    """
 
     ptr = 0
 
@@ -107,16 +118,37 @@ class Stream:
         """It is reached."""
 
     def use(self) -> Stream:
+        _current.stream = self
         return self
 
     def synchronize(self) -> None:
         """Nothing is outstanding."""
 
     def __enter__(self) -> Stream:
-        return self
+        _current.entered.append(self)
+        return self.use()
 
     def __exit__(self, *_: object) -> None:
-        """The stream stays."""
+        _current.entered.pop()
+        _current.entered[-1].use()
+
+
+NULL = Stream()
+
+
+class _Current(threading.local):
+    """The streams that this thread has entered, and the one where its work goes."""
+
+    def __init__(self) -> None:
+        self.stream = NULL
+        self.entered = [NULL]
+
+
+_current = _Current()
+
+
+def current_stream() -> Stream:
+    return _current.stream
 
 
 class Event:
@@ -181,7 +213,7 @@ def module() -> Any:
         Device=lambda *_: SimpleNamespace(use=lambda: None, compute_capability="80"),
         runtime=runtime,
         driver=SimpleNamespace(CUDADriverError=DeviceError),
-        get_current_stream=Stream,
+        get_current_stream=current_stream,
         alloc_pinned_memory=bytearray,
         memory=SimpleNamespace(Memory=Memory),
         MemoryPointer=MemoryPointer,
@@ -191,5 +223,11 @@ def module() -> Any:
         for name in ("uint8", "uint16", "uint32", "uint64", "int32", "int64", "float32", "float64")
     }
     return SimpleNamespace(
-        cuda=cuda, zeros=zeros, empty=zeros, asarray=asarray, ndarray=_over, **kinds
+        cuda=cuda,
+        zeros=zeros,
+        empty=zeros,
+        asarray=asarray,
+        ascontiguousarray=ascontiguousarray,
+        ndarray=_over,
+        **kinds,
     )

@@ -17,6 +17,7 @@ from dgpp.net.errors import PeerLateError, PeerLeftError, PeerSilentError
 from dgpp.net.paths import Route, path_of
 from dgpp.net.slab import create_slab
 from dgpp.net.watch import LOOK_S, Limits
+from kernels_numba.gpu.board import Tally
 from kernels_numba.gpu.errors import CudaError
 
 SERVING = Limits(silent_s=3 * LOOK_S, late_s=7.0)
@@ -45,6 +46,9 @@ class FakeRanks:
     def all_reduce(self, count: int, out, *, add: bool) -> None:
         self.sums.append((count, add))
 
+    def tally(self) -> Tally:
+        return Tally(sums=7, gathers=3, bytes=1000, waits=5, waited_ns=2_500_000_000)
+
 
 @pytest.fixture
 def pair():
@@ -71,14 +75,18 @@ def until(condition, seconds: float = 5.0) -> bool:
     return condition()
 
 
-def test_limits_follow_the_phase_and_sums_are_counted(pair) -> None:
+def test_limits_follow_the_phase_and_what_the_device_counts_is_told(pair) -> None:
     ends, devices = pair
     assert devices[0].limits[-1] == SERVING.late_s
     for count in (3, 5):
         ends[0].all_reduce(count, devices[0].partial, None, add=count == 3)
     assert devices[0].sums == [(3, True), (5, False)]
-    told = ends[0].statistics()
-    assert (told.path, told.all_reduces, told.bytes) == ("p2p", 2, 4 * 64 * 8)
+    host, told = ends[0]._host.statistics(), ends[0].statistics()
+    # Replayed sums are the device's alone to count.
+    assert (told.path, told.all_reduces, told.bytes) == ("p2p", 7, host.bytes + 1000)
+    assert (told.all_gathers, told.barriers) == (host.all_gathers + 3, host.barriers)
+    assert told.waits == host.waits + 5
+    assert told.waited_s == pytest.approx(host.waited_s + 2.5)
     time.sleep(4 * LOOK_S)
     assert not any(device.aborted for device in devices)
     for end in ends:
@@ -98,6 +106,16 @@ def test_a_kernel_that_gave_up_names_the_late_rank(pair) -> None:
     devices[0].gave_up = 1
     with pytest.raises(PeerLateError, match=r"rank 1 lives and did not come .* within 7 s"):
         ends[0].check()
+
+
+@pytest.mark.parametrize(
+    "call", [lambda end: end.all_gather(np.zeros(1)), lambda end: end.barrier()]
+)
+def test_nothing_of_a_device_that_gave_up_is_exchanged(pair, call) -> None:
+    ends, devices = pair
+    devices[0].gave_up = 1
+    with pytest.raises(PeerLateError, match="rank 1 lives and did not come to a sum on the dev"):
+        call(ends[0])
 
 
 def test_a_peer_that_leaves_matters_only_to_kernels_that_wait(pair) -> None:

@@ -35,6 +35,7 @@ SECTIONS = {
     "blocks spills spilled spill_failed spill_skipped restores restored restore_failed "
     "tokens_restored blocks_shared evictions pending worker_pending bytes_written bytes_read "
     "failures spill_ms_avg restore_ms_avg",
+    "collectives": "path all_reduces all_gathers barriers bytes waits waited_s",
 }
 
 NAMES = """
@@ -69,7 +70,9 @@ request_time_per_output_token_seconds inter_token_latency_seconds decode_step_du
 decode_replay_gap_seconds request_prompt_tokens request_generation_tokens rank_info
 rank_decode_steps_total rank_decode_step_seconds_total rank_prefill_seconds_total
 rank_generation_tokens_total rank_num_requests_running rank_kv_pool_blocks_total
-rank_kv_pool_blocks_in_use rank_collectives_total rank_snapshot_age_seconds rank_ticks_total
+rank_kv_pool_blocks_in_use rank_collectives_total rank_collective_bytes_total
+rank_collective_waits_total rank_collective_wait_seconds_total rank_snapshot_age_seconds
+rank_ticks_total
 """
 
 
