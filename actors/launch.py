@@ -88,17 +88,13 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0, apart: bool = F
     bus = None
     if settings.world_size > 1:
         bus = _bus(settings, backend, rank, apart=apart)
-        if backend == "cuda":
-            raise ConfigError(
-                "not supported yet: a world_size above 1 on GPUs, whose ranks did not agree on two "
-                'real devices; take one GPU, or engine.backend "cpu"'
-            )
     plan, room = None, None
     if backend == "scripted":
         limits = _scripted_limits(settings, files.directory)
     else:
         room = room_for(device)
         plan = _plan(settings, files, backend, room, 0 if bus is None else len(bus.lanes))
+        require_fit(plan, room.free_bytes // sharers(settings, backend, room, rank), room.name)
         limits = plan.limits
     boot = Boot(
         settings=settings,
@@ -140,11 +136,17 @@ def _plan(
     sizes = memory_settings(settings, backend, unified=room.unified, lanes=lanes)
     for missing in sizes.forms.missing(backend):
         raise ConfigError(missing)
-    plan = plan_memory(read_json(files.config), sizes, settings.world_size)
-    # Ranks on CPUs share the host's memory; each GPU has its own.
-    sharers = settings.nodes.count("localhost") if backend == "cpu" else 1
-    require_fit(plan, room.free_bytes // max(1, sharers), room.name)
-    return plan
+    return plan_memory(read_json(files.config), sizes, settings.world_size)
+
+
+def sharers(settings: Settings, backend: str, room: Room, rank: int) -> int:
+    """Ranks, this one among them, that what is free in `room` is for: those of the host on CPUs and
+    where a GPU's memory is the host's, else those of the same GPU."""
+    nodes = settings.nodes
+    host = [other for other, node in enumerate(nodes) if node == nodes[rank]]
+    if backend == "cpu" or room.unified:
+        return len(host)
+    return sum(settings.device(other) == settings.device(rank) for other in host)
 
 
 def memory_settings(

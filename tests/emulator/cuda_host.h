@@ -528,7 +528,7 @@ inline void ptx_ld_global_nc_L1_no_allocate_v4_u32(
     w = words[3];
 }
 
-// Words that devices, which are threads here, show one another. A line of 16 bytes is never seen by
+// Words that devices, which are threads or processes here, show one another. A line of 16 bytes is never seen by
 // halves: its upper half is written last and read first.
 inline void ptx_st_relaxed_sys_global_b128(unsigned long long at, unsigned __int128 line) {
     unsigned long long* to = reinterpret_cast<unsigned long long*>(at);

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
+import struct
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -166,12 +169,43 @@ class DeviceError(Exception):
     """A device that has failed; this one does not by itself."""
 
 
+_HANDLE = struct.Struct("<qqq")
+_shared: dict[int, tuple[int, int]] = {}
+"""Of each allocation that other processes may open: its file and size."""
+
+
 class Memory:
-    """An allocation of its own."""
+    """An allocation of its own, which other processes can open."""
 
     def __init__(self, size: int) -> None:
-        self._held = zeros(size, np.uint8)
+        self._fd = os.memfd_create("dgpp-emulated", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, size)
+        self._held = _mapped(self._fd, size)
         self.ptr = int(self._held.data.ptr)
+        _shared[self.ptr] = (self._fd, size)
+
+    def __del__(self) -> None:
+        _shared.pop(self.ptr, None)
+        os.close(self._fd)
+
+
+def _mapped(fd: int, size: int) -> Array:
+    return np.frombuffer(mmap.mmap(fd, size), np.uint8).view(Array)
+
+
+def _handle_of(pointer: int) -> bytes:
+    return _HANDLE.pack(os.getpid(), *_shared[pointer]).ljust(64, b"\0")
+
+
+_opened: list[Array] = []
+
+
+def _open_handle(handle: bytes) -> int:
+    process, fd, size = _HANDLE.unpack_from(handle)
+    own = os.open(f"/proc/{process}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    _opened.append(_mapped(own, size))
+    os.close(own)
+    return int(_opened[-1].data.ptr)
 
 
 def MemoryPointer(memory: Memory, offset: int) -> Array:
@@ -202,7 +236,9 @@ def module() -> Any:
         memsetAsync=_clear,
         memset=_clear,
         deviceSynchronize=lambda: None,
-        ipcGetMemHandle=lambda _: bytes(64),
+        ipcGetMemHandle=_handle_of,
+        ipcOpenMemHandle=_open_handle,
+        deviceCanAccessPeer=lambda *_: 1,
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,
         memcpyDeviceToDevice=3,
