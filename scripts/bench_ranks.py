@@ -177,7 +177,8 @@ class Rank:
         if collective is not None:
             told = collective.statistics()
             self.say(
-                f"sums launched or recorded: {told.all_reduces}, waits on the host {told.waits}"
+                f"{told.all_reduces} sums and {told.all_gathers} gathers, {told.waits} of them "
+                f"waited {told.waited_s * 1e3:.1f} ms in all"
             )
 
     def end(self, driver: Any, collective: Any) -> None:

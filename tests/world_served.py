@@ -1,4 +1,4 @@
-"""What a model shared out to two ranks on devices does in service, whether those are real or not."""
+"""What a model shared out to two ranks does in service, on devices that are real or emulated."""
 
 from __future__ import annotations
 
