@@ -140,13 +140,10 @@ def _plan(
 
 
 def sharers(settings: Settings, backend: str, room: Room, rank: int) -> int:
-    """Ranks, this one among them, that what is free in `room` is for: those of the host on CPUs and
-    where a GPU's memory is the host's, else those of the same GPU."""
-    nodes = settings.nodes
-    host = [other for other, node in enumerate(nodes) if node == nodes[rank]]
-    if backend == "cpu" or room.unified:
-        return len(host)
-    return sum(settings.device(other) == settings.device(rank) for other in host)
+    """Ranks, this one among them, that what is free in `room` is for: on CPUs, and where a GPU's
+    memory is the host's, all of this host. Two ranks never share a GPU."""
+    is_hosts = backend == "cpu" or room.unified
+    return settings.nodes.count(settings.nodes[rank]) if is_hosts else 1
 
 
 def memory_settings(

@@ -10,6 +10,7 @@ import pytest
 from actors import launch
 from dgpp.config.resolve import resolve
 from dgpp.config.site import SiteSettings
+from dgpp.engine.room import Room
 from dgpp.errors import CheckpointError, ConfigError
 
 TINY = Path(__file__).parents[2] / "fixtures" / "tiny-chat"
@@ -96,3 +97,15 @@ def test_threads_are_the_ones_that_run(monkeypatch):
     assert launch.kernel_threads(0) == 1
     with pytest.raises(ConfigError, match=r"engine\.threads: 2, this process may use 1 cores"):
         launch.kernel_threads(2)
+
+
+@pytest.mark.parametrize(
+    ("backend", "unified", "shares"), [("cpu", False, 4), ("cuda", False, 1), ("cuda", True, 4)]
+)
+def test_what_is_free_is_for_all_ranks_that_take_of_it(backend, unified, shares):
+    """Ranks on CPUs share the host's memory; each GPU has its own, unless it has the host's."""
+    settings = resolve({"model": str(TINY), "world_size": 4}, "f", site=SiteSettings())
+    room = Room(1 << 30, "here", unified=unified)
+    assert [launch.sharers(settings, backend, room, rank) for rank in range(4)] == [shares] * 4
+    apart = resolve({"model": str(TINY), "nodes": ["a", "b"]}, "f", site=SiteSettings())
+    assert [launch.sharers(apart, backend, room, rank) for rank in range(2)] == [1, 1]
