@@ -16,7 +16,7 @@ _TALLIES = 5
 class Tally(NamedTuple):
     """What collectives did on the device since the start, replayed ones too, as far as the host has
     been told. `bytes` are this rank's own parts. `waits` began before some rank's part was there,
-    and took `waited_ns` in all."""
+    and took `waited_ns` in all, by the device's highest clock."""
 
     sums: int = 0
     gathers: int = 0
@@ -34,6 +34,7 @@ class Board:
         self._words = np.frombuffer(cupy.cuda.alloc_pinned_memory(8 * words), np.uint64, words)
         self._words[:] = 0
         self._tallies = cupy.zeros(_TALLIES, cupy.uint64)
+        self._cycle_ns = 1e6 / max(1, cupy.cuda.Device().attributes["ClockRate"])
         self.addresses = (int(self._tallies.data.ptr), int(self._words.ctypes.data))
         """What kernels are told: the counters, then the words."""
 
@@ -50,4 +51,5 @@ class Board:
         return int(self._words[_FAILED]) - 1
 
     def tally(self) -> Tally:
-        return Tally(*self._words[_TOLD:].tolist())
+        *counts, cycles = self._words[_TOLD:].tolist()
+        return Tally(*counts, waited_ns=int(cycles * self._cycle_ns))

@@ -19,8 +19,9 @@ constexpr int POLLS = 1024;
 // TOLD on what was counted before the last gather.
 enum { ABORT = 0, FAILED = 1, LIMIT_NS = 2, TOLD = 3 };
 
-// What is counted on the device, where replays count as well.
-enum { SUMS = 0, GATHERS = 1, BYTES = 2, WAITS = 3, WAITED_NS = 4, TALLIES = 5 };
+// What is counted on the device, where replays count as well. WAITED is in cycles: the clock that
+// knows the time takes as long to read as a line takes to come.
+enum { SUMS = 0, GATHERS = 1, BYTES = 2, WAITS = 3, WAITED = 4, TALLIES = 5 };
 
 typedef unsigned __int128 u128;
 
@@ -67,6 +68,12 @@ __device__ __forceinline__ u64 now_ns() {
     return now;
 }
 
+__device__ __forceinline__ u64 now_cycles() {
+    u64 now;
+    asm volatile("mov.u64 %0, %clock64;" : "=l"(now));
+    return now;
+}
+
 // Polls that take too long, or that the host has called off. FAILED gets 1 + the missing rank. The
 // thread that is `noted` says how long it waited.
 struct Patience {
@@ -76,7 +83,7 @@ struct Patience {
     u64 began = 0, since = 0;
 
     __device__ __forceinline__ bool lost(int rank) {
-        if (polls == 0 && noted) since = now_ns();
+        if (polls == 0 && noted) since = now_cycles();
         if (++polls % POLLS != 0) return false;
         if (began == 0) began = now_ns();
         if (host[ABORT] == 0 && now_ns() - began < host[LIMIT_NS]) return false;
@@ -92,25 +99,27 @@ struct Patience {
         atomicAdd(tally + BYTES, bytes);
         if (polls == 0) return;
         atomicAdd(tally + WAITS, 1ull);
-        atomicAdd(tally + WAITED_NS, now_ns() - since);
+        atomicAdd(tally + WAITED, now_cycles() - since);
     }
 };
 
 __device__ __forceinline__ bool is_first_thread() { return blockIdx.x == 0 && threadIdx.x == 0; }
 
-// The number of this launch, the same in all of its blocks; the last block to ask counts it.
-__device__ __forceinline__ u64 take_number(u64* counter, u32* tickets) {
+// The number of this launch, the same in all of its blocks until all have said `count_on`.
+__device__ __forceinline__ u64 number_of(const u64* counter) {
     __shared__ u64 number;
-    if (threadIdx.x == 0) {
-        number = *static_cast<volatile u64*>(counter) + 1;
-        __threadfence();
-        if (atomicAdd(tickets, 1u) == gridDim.x - 1) {
-            *tickets = 0;
-            *static_cast<volatile u64*>(counter) = number;
-        }
-    }
+    if (threadIdx.x == 0) number = *static_cast<const volatile u64*>(counter) + 1;
     __syncthreads();
     return number;
+}
+
+// The last block that comes here counts the launch. While parts are on their way: it takes a while.
+__device__ __forceinline__ void count_on(u64* counter, u32* tickets, u64 number) {
+    // A number is never 0: the condition keeps the ticket behind the reading of the counter.
+    if (threadIdx.x != 0 || number == 0) return;
+    if (atomicAdd(tickets, 1u) != gridDim.x - 1) return;
+    *tickets = 0;
+    *static_cast<volatile u64*>(counter) = number;
 }
 
 // Where rank `to` finds what rank `from` sends as its line `index`.
@@ -138,20 +147,36 @@ __device__ __forceinline__ float2 pair_of(u64 bits) {
                        __uint_as_float(static_cast<u32>(bits >> 32)));
 }
 
+// Four values of item i: of row i / each.
+__device__ __forceinline__ float4* four_at(float* rows, i64 stride, u32 i, u32 each) {
+    const u32 row = i / each;
+    return reinterpret_cast<float4*>(rows + row * stride + (i - row * each) * 4);
+}
+
+__device__ __forceinline__ float4 four_at(const float* rows, i64 stride, u32 i, u32 each) {
+    return *four_at(const_cast<float*>(rows), stride, i, each);
+}
+
 // out[r] = sum over ranks of partial[r], first to last, added to out[r] when `add`: two values a
-// line. Item i belongs to thread i % (BLOCKS * THREADS) whatever the grid.
+// line. Item i belongs to thread i % (BLOCKS * THREADS) whatever the grid. What the first one needs
+// is asked for at once: little else takes as long as memory does.
 extern "C" __global__ void __launch_bounds__(THREADS) reduce_small(
     const float* partial, i64 stride, i64 rows, i64 width, float* out, i64 out_stride, i64 add,
     i64 rank, i64 world, RANKS, i64 lines, u64* counter, u32* tickets, u64* tally,
     volatile u64* host) {
     RANK_TABLE;
     let_next_start();
+    const u32 each = static_cast<u32>(width) / 4, items = static_cast<u32>(rows) * each;
+    const u32 first = blockIdx.x * THREADS + threadIdx.x;
+    float4 own = make_float4(0.0f, 0.0f, 0.0f, 0.0f), held = own;
     wait_for_previous();
-    const u64 number = take_number(counter, tickets);
-    const i64 each = width / 4, items = rows * each;
-    const i64 first = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
-    for (i64 i = first; i < items; i += BLOCKS * THREADS) {
-        const float4 v = *reinterpret_cast<const float4*>(partial + i / each * stride + i % each * 4);
+    if (first < items) {
+        own = four_at(partial, stride, first, each);
+        if (add) held = *four_at(out, out_stride, first, each);
+    }
+    const u64 number = number_of(counter);
+    for (u32 i = first; i < items; i += BLOCKS * THREADS) {
+        const float4 v = i == first ? own : four_at(partial, stride, i, each);
         for (int shift = 1; shift < world; ++shift) {
             const i64 to = (rank + shift) % world;
             const u64 at = line_at(ranks, to, rank, world, lines, number, 2 * i);
@@ -159,14 +184,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_small(
             put_line(at + sizeof(Line), pair_bits(v.z, v.w), number);
         }
     }
+    count_on(counter, tickets, number);
     Patience patience{host, is_first_thread()};
-    for (i64 i = first; i < items; i += BLOCKS * THREADS) {
+    for (u32 i = first; i < items; i += BLOCKS * THREADS) {
+        if (i != first) {
+            own = four_at(partial, stride, i, each);
+            if (add) held = *four_at(out, out_stride, i, each);
+        }
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         for (i64 from = 0; from < world; ++from) {
-            float4 v;
-            if (from == rank) {
-                v = *reinterpret_cast<const float4*>(partial + i / each * stride + i % each * 4);
-            } else {
+            float4 v = own;
+            if (from != rank) {
                 const u64 at = line_at(ranks, rank, from, world, lines, number, 2 * i);
                 const float2 low = pair_of(receive(at, number, static_cast<int>(from), patience));
                 const float2 high = pair_of(
@@ -177,13 +205,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_small(
                             : make_float4(__fadd_rn(sum.x, v.x), __fadd_rn(sum.y, v.y),
                                           __fadd_rn(sum.z, v.z), __fadd_rn(sum.w, v.w));
         }
-        float4* to = reinterpret_cast<float4*>(out + i / each * out_stride + i % each * 4);
         if (add) {
-            const float4 held = *to;
             sum = make_float4(__fadd_rn(held.x, sum.x), __fadd_rn(held.y, sum.y),
                               __fadd_rn(held.z, sum.z), __fadd_rn(held.w, sum.w));
         }
-        *to = sum;
+        *four_at(out, out_stride, i, each) = sum;
     }
     patience.note(tally, SUMS, 4 * rows * width);
 }
@@ -195,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather_words(
     RANK_TABLE;
     let_next_start();
     wait_for_previous();
-    const u64 number = take_number(counter, tickets);
+    const u64 number = number_of(counter);
     const i64 first = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     for (i64 i = first; i < words; i += BLOCKS * THREADS) {
         const u64 word = source[i];
@@ -205,6 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather_words(
             put_line(line_at(ranks, to, rank, world, lines, number, i), word, number);
         }
     }
+    count_on(counter, tickets, number);
     Patience patience{host, is_first_thread()};
     if (patience.noted) {
         // While the parts are on their way; nothing waits for the host's memory at the end.
@@ -246,10 +273,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_large(
     RANK_TABLE;
     let_next_start();
     wait_for_previous();
-    const u64 number = take_number(counter, tickets);
+    const u64 number = number_of(counter);
     // The first thread that waits for another rank.
     Patience patience{host, blockIdx.x == 0 && threadIdx.x == (rank == 0 ? 1 : 0)};
     meet(ranks, flags, 0, rank, world, number, patience);
+    count_on(counter, tickets, number);
     const i64 each = width / 4, items = rows * each;
     const i64 first = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     for (i64 i = first; i < items; i += LARGE_BLOCKS * THREADS) {

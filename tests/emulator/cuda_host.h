@@ -508,7 +508,7 @@ inline void ptx_cp_async_wait_group(int pending) {
 inline void ptx_div_rn_f32(float& out, float a, float b) { out = a / b; }
 inline void ptx_cvt_f64_f32(double& out, float a) { out = a; }
 inline void ptx_cvt_rn_f32_f64(float& out, double a) { out = static_cast<float>(a); }
-// The one special register that is read so: %globaltimer.
+// %globaltimer, and %clock64 of a device at 1 GHz.
 inline void ptx_mov_u64(unsigned long long& out) {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

@@ -246,7 +246,9 @@ def module() -> Any:
     cuda = SimpleNamespace(
         Stream=Stream,
         Event=Event,
-        Device=lambda *_: SimpleNamespace(use=lambda: None, compute_capability="80"),
+        Device=lambda *_: SimpleNamespace(
+            use=lambda: None, compute_capability="80", attributes={"ClockRate": 10**6}
+        ),
         runtime=runtime,
         driver=SimpleNamespace(CUDADriverError=DeviceError),
         get_current_stream=current_stream,
