@@ -51,5 +51,5 @@ class Board:
         return int(self._words[_FAILED]) - 1
 
     def tally(self) -> Tally:
-        *counts, cycles = self._words[_TOLD:].tolist()
-        return Tally(*counts, waited_ns=int(cycles * self._cycle_ns))
+        sums, gathers, size, waits, cycles = self._words[_TOLD:].tolist()
+        return Tally(sums, gathers, size, waits, int(cycles * self._cycle_ns))
