@@ -127,9 +127,7 @@ def _build(boot: Boot) -> Build:
 def _collectives(engine: Reader) -> CollectiveMetrics:
     paths = [path for path in NAMES if engine.count(f"collectives_{path}")]
     found = {name: engine.count(f"collective_{name}") for name in COLLECTIVE_FIGURES[:-1]}
-    return CollectiveMetrics(
-        "".join(paths), **found, waited_s=engine.real("collective_waited_s")
-    )
+    return CollectiveMetrics("".join(paths), **found, waited_s=engine.real("collective_waited_s"))
 
 
 def _rank(boot: Boot, scheduler: Reader, engine: Reader, now: float) -> RankMetrics:
