@@ -19,6 +19,8 @@ FIRST_S = 240.0
 """What rank 0 may take to answer its clients and to end; its own limits are shorter."""
 OTHERS_S = 60.0
 """What the other ranks may take after rank 0."""
+ALONE_S = 10.0
+"""What they may take where rank 0 was gone before."""
 KILLED_S = 5.0
 LOOK_S = 0.1
 
@@ -35,14 +37,19 @@ def bring_down(deployment: Deployment, say: Say, first_s: float = FIRST_S) -> bo
 def end_ranks(deployment: Deployment, say: Say, first_s: float = FIRST_S) -> bool:
     """The same for whoever holds the lock."""
     ending = Ending(deployment, say)
-    if not ending.running(deployment.nodes):
+    running = ending.running(deployment.nodes)
+    if not running:
         ending.clear()
         say("not running" if not ending.lost else "nothing was seen running")
         return not ending.lost
     first, *others = deployment.nodes
-    orderly = ending.end([first], signal.SIGINT, first_s)
-    # Rank 0's end is theirs too; who has lost it ends by itself.
-    orderly &= ending.end(others, 0, OTHERS_S if orderly else KILLED_S)
+    if first in running:
+        orderly = ending.end([first], signal.SIGINT, first_s)
+        # Rank 0's end is theirs too; who has lost it ends by itself.
+        orderly &= ending.end(others, 0, OTHERS_S if orderly else KILLED_S)
+    else:
+        # They wait for a rank 0 that was never there.
+        orderly = ending.end(others, signal.SIGINT, ALONE_S)
     ending.clear()
     return ending.compare() and orderly and not ending.lost
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
-from serving import ROOT, TINY, free_ports
+from launching import Launcher, gone
 from sshd import Machines
-
-from dgpp.cluster.record import start_ticks
 
 
 @pytest.fixture(scope="module")
@@ -27,82 +21,11 @@ def machines(tmp_path_factory):
     found.close()
 
 
-class Launcher:
-    """The commands of one deployment of two nodes."""
-
-    def __init__(self, machines: Machines, folder: Path, hosts=None) -> None:
-        self.machines = machines
-        self.port, self.journal = free_ports(2)
-        self.config = folder / "two nodes; $(touch oops).json"
-        engine = {"backend": "scripted", "stats_interval_s": 0, "step_ms": 2}
-        document = {
-            "model": str(TINY),
-            "nodes": ["127.0.0.1", *(hosts or machines.hosts)],
-            "engine": engine,
-            "http": {"port": self.port},
-            "ports": {"journal": self.journal},
-        }
-        self.config.write_text(json.dumps(document))
-        home = folder / "home"
-        home.mkdir()
-        self.home = home
-        self.environment = os.environ | {"HOME": str(home), "PYTHONPATH": str(ROOT)}
-        self.environment.pop("DGPP_ENV_FILE", None)
-
-    def run(self, verb: str, *flags: str, config: bool = True) -> tuple[int, str]:
-        given = [str(self.config)] if config else []
-        ssh = [] if verb in ("paths",) else ["--ssh-config", str(self.machines.config)]
-        done = subprocess.run(
-            [sys.executable, "-m", "dgpp", verb, *given, *ssh, *flags],
-            env=self.environment,
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
-
-    def paths(self):
-        return json.loads(self.run("paths")[1])
-
-    def records(self):
-        place = self.paths()
-        homes = [self.home, *self.machines.homes.values()]
-        for rank, home in zip(place["ranks"], homes, strict=True):
-            file = Path(rank["record"].replace(str(self.home), str(home)))
-            if file.exists():
-                yield json.loads(file.read_text())
-
-    def pids(self):
-        return [record["pid"] for record in self.records()]
-
-    def answers(self) -> bool:
-        body = {"model": str(TINY), "prompt": "go", "max_tokens": 8, "ignore_eos": True}
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=20) as response:
-            return json.loads(response.read())["usage"]["completion_tokens"] == 8
-
-    def kill_all(self) -> None:
-        for pid in self.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
 @pytest.fixture
 def launcher(machines, tmp_path):
     found = Launcher(machines, tmp_path)
     yield found
     found.kill_all()
-
-
-def gone(pids) -> bool:
-    # Whether remains are cleared away is up to this machine's first process.
-    return not any(start_ticks(pid) for pid in pids)
 
 
 def test_up_serves_status_tells_logs_merge_and_down_leaves_nothing(launcher, machines):
