@@ -68,8 +68,9 @@ class Machines:
         """Bring the machine's ssh server up; its shell says `banner` first."""
         home = self.homes[host]
         home.mkdir(exist_ok=True)
-        run = self.folder / f"run-{host}"
-        lines = ["#!/bin/sh", f"export HOME={shlex.quote(str(home))}", 'cd "$HOME"']
+        run, quoted = self.folder / f"run-{host}", shlex.quote(str(home))
+        (home / "tmp").mkdir(exist_ok=True)
+        lines = ["#!/bin/sh", f"export HOME={quoted} TMPDIR={quoted}/tmp", 'cd "$HOME"']
         if banner:
             lines += [f"echo {banner}"]
         run.write_text("\n".join([*lines, 'exec sh -c "$SSH_ORIGINAL_COMMAND"', ""]))
