@@ -18,6 +18,7 @@ from actors.bus import share_bus
 from actors.facts import facts
 from actors.following import FollowingWorld
 from actors.heartbeat import HeartbeatPage, heartbeat_bytes
+from actors.http.required import require_surroundings
 from actors.journal import JournalLinks, link_name
 from actors.journal_join import Connection, Joining, listen
 from actors.leading import LeadingWorld
@@ -59,6 +60,7 @@ def serve(settings: Settings, *, log_json: bool, rank: int | None = None) -> int
     """
     log.setup(json=log_json, role="main", rank=rank or 0)
     raise_limit()
+    require_surroundings(settings, rank or 0)
     if rank:
         where = _host(settings), settings.ports.journal
         status = follow(settings, rank, *where, _token(settings), log_json=log_json)

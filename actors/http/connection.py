@@ -41,6 +41,7 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._listener.handshakes.discard(self)
         if len(self._listener.connections) > self._listener.max_connections:
             self._listener.refused()
             limit = f"max_connections is {self._listener.max_connections}"
@@ -168,6 +169,12 @@ class Listener(web.Server):
         self.max_connections = max_connections
         self.refused = refused
         self.accepting = accepting
+        self.handshakes: set[Connection] = set()
+
+    @property
+    def full(self) -> bool:
+        """Whether one more would be too many, with those that are still agreeing on TLS."""
+        return len(self.connections) + len(self.handshakes) >= self.max_connections
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.version not in (HttpVersion10, HttpVersion11):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
-import stat
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from actors.http.connection import Listener
 from actors.http.credentials import Certificate
+from actors.http.socket_file import stale
+from actors.http.tls_port import TlsPort
 from dgpp.errors import ConfigError
-from dgpp.serve.limits import HEAD_SECONDS
+from dgpp.net.listening import Listen, cannot_listen
 
 BACKLOG = 1024
 SOCKET_MODE = 0o660
@@ -22,7 +22,7 @@ SOCKET_MODE = 0o660
 class Endpoint:
     """A listening socket until it is closed. Raises ConfigError naming `key` where it cannot be."""
 
-    def __init__(self, server: asyncio.Server, path: Path | None = None) -> None:
+    def __init__(self, server: asyncio.Server | TlsPort, path: Path | None = None) -> None:
         self._server = server
         self._path = path
         self._inode = _inode(path) if path else 0
@@ -31,15 +31,16 @@ class Endpoint:
     async def on_port(
         cls, listener: Listener, host: str, port: int, key: str, certificate: Certificate | None
     ) -> Endpoint:
-        loop = asyncio.get_running_loop()
-        context = certificate.context if certificate else None
-        patience = HEAD_SECONDS if context else None
+        server: asyncio.Server | TlsPort
         try:
-            server = await loop.create_server(
-                listener, host, port, backlog=BACKLOG, ssl=context, ssl_handshake_timeout=patience
-            )
+            if certificate is None:
+                loop = asyncio.get_running_loop()
+                server = await loop.create_server(listener, host, port, backlog=BACKLOG)
+            else:
+                listening = socket.create_server((host, port), backlog=BACKLOG)
+                server = TlsPort(listening, listener, certificate)
         except OSError as error:
-            raise ConfigError(f"{key}: cannot listen on {host}:{port}: {error.strerror}") from error
+            raise ConfigError(cannot_listen(Listen(key, host, port), error)) from error
         return cls(server)
 
     @classmethod
@@ -64,7 +65,8 @@ class Endpoint:
 
 def _bound(path: str) -> tuple[socket.socket, Path]:
     file = Path(path).expanduser()
-    _clear(file)
+    if stale(file):
+        file.unlink()
     with ExitStack() as undo:
         bound = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         bound.bind(str(file))
@@ -72,23 +74,6 @@ def _bound(path: str) -> tuple[socket.socket, Path]:
         file.chmod(SOCKET_MODE)
         undo.pop_all()
     return bound, file
-
-
-def _clear(file: Path) -> None:
-    """Remove the socket of a server that is gone. Raises OSError for anything else at its place."""
-    try:
-        mode = file.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise OSError(errno.EEXIST, "there is a file that is no socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(file))
-        except ConnectionRefusedError:
-            file.unlink()
-            return
-    raise OSError(errno.EADDRINUSE, "another server listens there")
 
 
 def _inode(path: Path) -> int:

@@ -119,6 +119,13 @@ def _one_of(flag: str, value: str, *known: str) -> None:
         _refuse(f"{flag}: {value!r} is not one of {', '.join(known)}")
 
 
+def _warn_of_threads(wanted: int) -> None:
+    from kernels_numba.jit import config
+
+    if wanted > (cores := config.NUMBA_NUM_THREADS):
+        typer.echo(f"warning: --threads {wanted}: this process may use {cores}, and does", err=True)
+
+
 def _forms(dense_weights: str, bf16_weights: str, kv_dtype: str) -> dict[str, Any]:
     _one_of("--dense-weights", dense_weights, "checkpoint", "fp8")
     _one_of("--bf16-weights", bf16_weights, "checkpoint", "bf12")
@@ -164,6 +171,8 @@ def check_forward(
     _one_of("--ngram-table", ngram_table, "resident", "mmap")
     forms = _forms(dense_weights, bf16_weights, kv_dtype)
     chosen, _ = choose_backend(backend)
+    if chosen == "cpu":
+        _warn_of_threads(threads)
     tolerances = stated_tolerances(expected)
     if tolerances is None and tolerance is None:
         _refuse(f"{expected}: no index.json states a tolerance; give --tolerance")

@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from dgpp.checkpoint.model_files import find_model
 from dgpp.cluster.messages import Examine, Finding
 from dgpp.engine.backends import choose_backend
 from dgpp.errors import ConfigError, DgppError
+from dgpp.net.listening import Listen, cannot_listen, obstacle
 from dgpp.net.roce import chosen
 from dgpp.net.verbs.by_pyverbs import load
 from dgpp.net.verbs.errors import LibraryError
@@ -34,8 +34,8 @@ def examine(request: Examine) -> Iterator[Finding]:
     yield _model(request.model, request.hub)
     yield _backend(request.backend)
     yield _locked_memory()
-    for host, port in request.listens:
-        yield _port(host, port)
+    for wanted in request.listens:
+        yield _port(wanted)
     if request.rdma:
         yield from _rdma(request)
 
@@ -83,18 +83,14 @@ def _locked_memory() -> Finding:
     return Finding("warning", f"at most {hard >> 10} KiB of memory can be locked", _UNLIMITED)
 
 
-def _port(host: str, port: int) -> Finding:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            what = f"port {port} of {host}: {error.strerror}"
-            remedy = "end who has it, or choose another port"
-            if error.errno == errno.EADDRNOTAVAIL:
-                remedy = "http.bind_host is no address of this node; 0.0.0.0 is all of them"
-            return Finding("error", what, remedy)
-    return Finding("ok", f"port {port} is free")
+def _port(wanted: Listen) -> Finding:
+    error = obstacle(wanted)
+    if error is None:
+        return Finding("ok", f"{wanted.key}: {wanted.host}:{wanted.port} is free")
+    remedy = "end who has it, or choose another port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        remedy = "http.bind_host is no address of this node; 0.0.0.0 is all of them"
+    return Finding("error", cannot_listen(wanted, error), remedy)
 
 
 def _rdma(request: Examine) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import msgspec
 from dgpp.checkpoint.receive import Copy, Depth, Held
 from dgpp.cluster.place import Place
 from dgpp.cluster.record import ProcessRecord, State
+from dgpp.net.listening import Listen
 from dgpp.net.roce import RoceDevice
 
 REQUEST_BYTES = 16 << 20
@@ -72,8 +73,8 @@ class List(msgspec.Struct, frozen=True, tag=True):
 
 class Examine(msgspec.Struct, frozen=True, tag=True):
     """Is this node fit to run `rank` of `world`? `backend` is engine.backend; `rdma`: the ranks
-    speak RoCE over `devices` from their addresses `gids`. `listens`: addresses and TCP ports that
-    must be free here."""
+    speak RoCE over `devices` from their addresses `gids`. `listens`: what must be free
+    here."""
 
     place: Place
     rank: int
@@ -84,7 +85,7 @@ class Examine(msgspec.Struct, frozen=True, tag=True):
     gids: tuple[int, ...]
     model: str
     hub: str
-    listens: tuple[tuple[str, int], ...]
+    listens: tuple[Listen, ...]
 
 
 class Survey(msgspec.Struct, frozen=True, tag=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dgpp.config.settings import Settings
+from dgpp.net.listening import Listen
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - other nodes come here
 LOCALHOST = "127.0.0.1"
@@ -35,19 +36,18 @@ def metrics_port(settings: Settings, rank: int) -> int:
     return first + settings.nodes[1:rank].count(settings.nodes[rank])
 
 
-def listens(settings: Settings, rank: int) -> tuple[tuple[str, int], ...]:
-    """Addresses and ports that must be free for `rank`; where all ranks are on one host, rank 0
-    starts them all."""
+def listens(settings: Settings, rank: int) -> tuple[Listen, ...]:
+    """What must be free for `rank`; where all ranks are on one host, rank 0 starts them all."""
     http = settings.http
     metrics = [metrics_port(settings, rank)]
     found = []
     if not rank:
         if not http.unix_socket:
-            found.append((http.bind_host, http.port))
+            found.append(Listen("http.port", http.bind_host, http.port))
         if settings.world_size > 1:
-            found.append((journal_host(settings), settings.ports.journal))
+            found.append(Listen("ports.journal", journal_host(settings), settings.ports.journal))
         if sums_over_roce(settings):
-            found.append((journal_host(settings), settings.ports.fabric))
+            found.append(Listen("ports.fabric", journal_host(settings), settings.ports.fabric))
         if is_local(settings):
             metrics = [metrics_port(settings, other) for other in range(settings.world_size)]
-    return (*found, *((http.bind_host, port) for port in metrics if port))
+    return (*found, *(Listen("ports.metrics", http.bind_host, port) for port in metrics if port))

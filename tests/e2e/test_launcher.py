@@ -105,10 +105,13 @@ def test_doctor_names_what_is_wrong_with_which_node(launcher):
         taken.listen()
         status, said = launcher.run("doctor")
         assert status == 1
-        assert f"error    port {launcher.journal} of 0.0.0.0: Address already in use" in said
+        named = (
+            f"ports.journal: cannot listen on 0.0.0.0:{launcher.journal}: Address already in use"
+        )
+        assert f"error    {named}" in said
         status, said = launcher.run("up")
         assert status == 1
-        assert "not started: rank 0 at 127.0.0.1: port" in said
+        assert "not started: rank 0 at 127.0.0.1: ports.journal: " in said
     status, said = launcher.run("doctor")
     assert status == 0, said
     assert "rank 1 at 127.0.0.2\n  ok       " in said

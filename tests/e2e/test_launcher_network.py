@@ -68,7 +68,8 @@ def test_two_machines_serve_with_the_same_ports(launcher):
     status, said = launcher.run("doctor")
     assert status == 1
     assert "rank 1 at 10.77.0.2\n  ok" in said
-    assert f"error    port {launcher.metrics} of 0.0.0.0: Address already in use" in said
+    named = f"ports.metrics: cannot listen on 0.0.0.0:{launcher.metrics}: Address already in use"
+    assert f"error    {named}" in said
     status, said = launcher.run("down")
     assert status == 0, said
     assert "op streams: identical across 2 ranks" in said

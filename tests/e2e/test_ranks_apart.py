@@ -119,6 +119,11 @@ def test_what_a_start_needs_is_named_before_anything_loads(serve, token):
         assert others.process.wait(20) == 1
         assert "engine.cluster_token_file" in others.log
         assert "others may read it" in others.log
+        http = serve(ready=False, flags=("--port", str(port)))
+        assert http.process.wait(20) == 1
+        assert f"http.port: cannot listen on 127.0.0.1:{port}: Address already in use" in http.log
+        # No actor was started for it.
+        assert "main[0]" not in http.log
 
 
 def test_garbage_at_the_journal_is_turned_away(serve):

@@ -10,6 +10,7 @@ import stat
 import subprocess
 
 import pytest
+import uvloop
 from aiohttp import web
 
 from actors.http.connection import Listener
@@ -199,10 +200,59 @@ def test_a_socket_file_comes_and_goes_with_its_server(tmp_path):
         with pytest.raises(ConfigError, match=r"http.unix_socket = .*: there is a file"):
             await Endpoint.on_path(listener, str(path))
         assert path.read_text() == "mine"
-        with pytest.raises(ConfigError, match=r"http.unix_socket = .*: No such file"):
+        with pytest.raises(ConfigError, match=r"http.unix_socket = .*: its folder does not"):
             await Endpoint.on_path(listener, str(tmp_path / "absent" / "s"))
         with pytest.raises(ConfigError, match="too long"):
             await Endpoint.on_path(listener, str(tmp_path / ("s" * 200)))
         await listener.shutdown(1.0)
 
     asyncio.run(scene())
+
+
+async def until(true):
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.01)
+
+
+def test_handshakes_count_from_the_moment_they_are_accepted(tmp_path):
+    cert, key = pair(tmp_path, "one")
+    refused = []
+
+    async def scene():
+        certificate = Certificate(HttpSettings(tls_cert=str(cert), tls_key=str(key)), Clock())
+        listener = Listener(hello, max_connections=2, refused=lambda: refused.append(1))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        endpoint = await Endpoint.on_port(listener, "127.0.0.1", port, "http.port", certificate)
+        trust = ssl.create_default_context(cafile=str(cert))
+        # Two that say nothing are all that there may be.
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await until(lambda: len(listener.handshakes) == 2)
+        with pytest.raises(OSError):
+            await asyncio.open_connection("localhost", port, ssl=trust)
+        assert refused == [1]
+        for _, writer in silent:
+            writer.close()
+        await until(lambda: not listener.handshakes)
+        # One that sends its request together with the end of its handshake is heard.
+        answer, _ = await ask(*await asyncio.open_connection("localhost", port, ssl=trust))
+        assert answer.endswith(b"hello")
+        await until(lambda: not listener.connections)
+        # Served ones count like those that are not yet.
+        held = await asyncio.open_connection("localhost", port, ssl=trust)
+        waiting = await asyncio.open_connection("127.0.0.1", port)
+        await until(lambda: listener.handshakes)
+        with pytest.raises(OSError):
+            await asyncio.open_connection("localhost", port, ssl=trust)
+        assert refused == [1, 1]
+        for _, writer in (held, waiting):
+            writer.close()
+        endpoint.close()
+        await listener.shutdown(1.0)
+
+    for factory in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(scene())
+        refused.clear()

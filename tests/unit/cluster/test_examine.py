@@ -17,6 +17,7 @@ from dgpp.cluster.messages import Answer, Examine
 from dgpp.cluster.place import Place
 from dgpp.config.resolve import resolve
 from dgpp.config.site import SiteSettings
+from dgpp.net.listening import Listen
 from dgpp.net.roce import chosen
 from dgpp.net.verbs.errors import LibraryError
 
@@ -101,5 +102,6 @@ def test_nodes_are_asked_about_roce_where_ranks_sum_over_it(engine, rdma):
     (first,), (second,) = (node.asked for node in deployment.nodes)
     assert (first.rdma, second.rdma, second.world) == (rdma, rdma, 2)
     assert (second.devices, second.gids) == (("r0", "r1"), (3, 4))
-    assert (("0.0.0.0", settings.ports.fabric) in first.listens) is rdma
+    fabric = Listen("ports.fabric", "0.0.0.0", settings.ports.fabric)
+    assert (fabric in first.listens) is rdma
     assert second.listens == ()

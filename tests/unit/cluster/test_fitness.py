@@ -1,0 +1,85 @@
+"""What `dgpp doctor` finds on a node, and what it says to mend it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections import namedtuple
+
+import pytest
+from msgspec.structs import replace
+from serving import TINY
+
+from dgpp.cluster.examine import examine
+from dgpp.cluster.messages import Examine
+from dgpp.cluster.place import Place
+from dgpp.net.listening import Listen
+from kernels_numba.gpu.device import installed
+
+
+@pytest.fixture
+def request_(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", "")
+    place = Place(str(tmp_path / "log"), str(tmp_path / "stage"), "d")
+    return Examine(place, 0, 1, "scripted", False, (), (), str(TINY), "", ())
+
+
+def wrong(request):
+    return [(f.what, f.remedy) for f in examine(request) if f.level == "error"]
+
+
+def test_a_node_that_is_fit(request_):
+    assert wrong(request_) == []
+    assert {finding.level for finding in examine(request_)} <= {"ok", "warning"}
+
+
+def test_folders_that_cannot_be_written_and_disks_that_are_full(request_, tmp_path, monkeypatch):
+    (tmp_path / "log").write_text("in the way")
+    assert wrong(request_) == [
+        (
+            f"{request_.place.logs}: Not a directory",
+            "name a folder that can be written: DGPP_LOG_DIR, DGPP_STAGE_DIR",
+        )
+    ]
+    (tmp_path / "log").unlink()
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(0, 0, 5 << 20))
+    assert wrong(request_) == [
+        (f"{folder}: 5 MiB are free", "make room for 1 GiB")
+        for folder in (request_.place.logs, request_.place.stage)
+    ]
+
+
+def test_a_model_that_is_not_there(request_):
+    ((said, remedy),) = wrong(replace(request_, model="some/absent-model"))
+    assert "some/absent-model" in said
+    assert remedy == "dgpp fetch some/absent-model"
+
+
+@pytest.mark.skipif(installed(), reason="has CuPy, perhaps a driver too")
+def test_a_driver_that_is_missing(request_):
+    ((said, remedy),) = wrong(replace(request_, backend="cuda"))
+    assert said.startswith("engine.backend")
+    assert remedy == "see docs/operations.md, or engine.backend cpu"
+
+
+def test_ports_that_are_taken_and_addresses_of_others(request_):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        wanted = (
+            Listen("ports.metrics", "0.0.0.0", port),
+            Listen("http.port", "192.0.2.1", port),
+            Listen("ports.journal", "127.0.0.2", port),
+        )
+        assert wrong(replace(request_, listens=wanted)) == [
+            (
+                f"ports.metrics: cannot listen on 0.0.0.0:{port}: Address already in use",
+                "end who has it, or choose another port",
+            ),
+            (
+                f"http.port: cannot listen on 192.0.2.1:{port}: Cannot assign requested address",
+                "http.bind_host is no address of this node; 0.0.0.0 is all of them",
+            ),
+        ]
