@@ -119,11 +119,19 @@ def _one_of(flag: str, value: str, *known: str) -> None:
         _refuse(f"{flag}: {value!r} is not one of {', '.join(known)}")
 
 
-def _warn_of_threads(wanted: int) -> None:
-    from kernels_numba.jit import config
+def _backend(wanted: str, threads: int) -> str:
+    """The backend that `wanted` comes to; of the CPU's, a warning where it has not so many
+    threads."""
+    from dgpp.engine.backends import choose_backend
 
-    if wanted > (cores := config.NUMBA_NUM_THREADS):
-        typer.echo(f"warning: --threads {wanted}: this process may use {cores}, and does", err=True)
+    chosen, _ = choose_backend(wanted)
+    if chosen == "cpu":
+        from kernels_numba.jit import config
+
+        if threads > (most := config.NUMBA_NUM_THREADS):
+            said = f"warning: --threads {threads}: this process may use {most}, and does"
+            typer.echo(said, err=True)
+    return chosen
 
 
 def _forms(dense_weights: str, bf16_weights: str, kv_dtype: str) -> dict[str, Any]:
@@ -162,7 +170,6 @@ def check_forward(
     from dgpp.check.drafter import open_and_check_drafter
     from dgpp.check.expected import stated_tables, stated_tolerances, uniform_tolerances
     from dgpp.check.forward import CheckOptions, open_and_check
-    from dgpp.engine.backends import choose_backend
     from dgpp.models.forms import ModelForms
 
     _one_of("--backend", backend, "auto", "cpu", "cuda")
@@ -170,9 +177,7 @@ def check_forward(
     _one_of("--embed-sharding", embed_sharding, "replicated", "vocab")
     _one_of("--ngram-table", ngram_table, "resident", "mmap")
     forms = _forms(dense_weights, bf16_weights, kv_dtype)
-    chosen, _ = choose_backend(backend)
-    if chosen == "cpu":
-        _warn_of_threads(threads)
+    chosen = _backend(backend, threads)
     tolerances = stated_tolerances(expected)
     if tolerances is None and tolerance is None:
         _refuse(f"{expected}: no index.json states a tolerance; give --tolerance")
