@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from dgpp.cli.completion import complete_release
 from dgpp.config.document import Override, parse_flag, parse_set
 from dgpp.config.flags import flag_metavar, flag_names, flagged, off_flag, panel
 from dgpp.config.key import Field, Kind
@@ -34,6 +35,19 @@ def _spellings(field: Field) -> list[tuple[str, bool | None]]:
     return [(name, None) for name in flag_names(field)]
 
 
+def _offered(field: Field) -> Callable[[str], list[str]] | None:
+    """What the shell offers as the value of a key's flag."""
+    if field.path == "release":
+        return complete_release
+    if not field.choices:
+        return None
+
+    def complete_choice(incomplete: str) -> list[str]:
+        return [choice for choice in field.choices if choice.startswith(incomplete)]
+
+    return complete_choice
+
+
 def _parameter_name(flag: str) -> str:
     return "flag_" + flag.removeprefix("--").replace("-", "_")
 
@@ -50,6 +64,7 @@ def _parameters(field: Field) -> list[inspect.Parameter]:
             rich_help_panel=panel(field),
             show_default=False,
             hidden=index > 0,
+            autocompletion=_offered(field) if fixed is None else None,
         )
         parameter = inspect.Parameter(
             _parameter_name(flag),
