@@ -66,6 +66,8 @@ done
 for part in deploy docs scripts README.md CHANGELOG.md LICENSE SECURITY.md; do
     [ -e "$work/tree/$part" ] && cp -r "$work/tree/$part" "$folder/"
 done
+mkdir -p "$folder/man/man1"
+"$PY" "$ROOT/scripts/make_man_page.py" --version "$version" >"$folder/man/man1/dgpp.1"
 (cd "$folder" && find . -type f ! -name MANIFEST.sha256 -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum) \
     >"$work/manifest"
 mv "$work/manifest" "$folder/MANIFEST.sha256"

@@ -63,6 +63,7 @@ def _install(archive: Path, releases: Path) -> tuple[str, Path]:
         partial.rename(target)
         try:
             _make_programs(target)
+            _add_pages(target)
         except BaseException:
             shutil.rmtree(target)
             raise
@@ -184,6 +185,12 @@ def _make_programs(release: Path) -> None:
         raise ReleaseError(
             f"its wheels do not fit Python {number} on {os.uname().machine}: {' '.join(said)}"
         )
+
+
+def _add_pages(release: Path) -> None:
+    """The manual's pages where `man` looks beside the environment's programs."""
+    if (release / "man").is_dir():
+        shutil.copytree(release / "man", release / "venv" / "share" / "man", dirs_exist_ok=True)
 
 
 @contextmanager

@@ -93,6 +93,29 @@ def test_the_unit_is_one_and_gives_the_server_little(tmp_path):
     assert rated.returncode == 0, rated.stdout[-300:]
 
 
+def test_a_rank_of_several_machines_is_the_same_unit_with_its_number(tmp_path):
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is not here to verify the unit")
+    units = {
+        UNIT: "dgpp@world.service",
+        UNIT.with_name("rank.conf"): "dgpp@world.service.d/rank.conf",
+    }
+    for source, name in units.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source.read_text().replace("/opt/dgpp/bin/dgpp", "/bin/true"))
+    command = [tool, "verify", str(tmp_path / "dgpp@world.service")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert not [line for line in done.stderr.splitlines() if "dgpp@" in line], done.stderr
+    # It is read: what is wrong in it would be said.
+    with (tmp_path / "dgpp@world.service.d/rank.conf").open("a") as out:
+        out.write("ExecStart=/nowhere/dgpp\n")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "Service has more than one ExecStart=" in done.stderr
+    said = UNIT.with_name("rank.conf").read_text()
+    assert "ExecStart=/opt/dgpp/bin/dgpp run /etc/dgpp/%i.json --rank ${DGPP_RANK}\n" in said
+
+
 def test_the_unit_says_what_the_server_does():
     said = UNIT.read_text()
     assert "ExecStart=/opt/dgpp/bin/dgpp run /etc/dgpp/%i.json\n" in said
