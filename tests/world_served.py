@@ -77,7 +77,7 @@ def require_near(world: list[dict[str, Any]], alone: list[dict[str, Any]]) -> bo
     return True
 
 
-def require_counted(server: Server) -> None:
+def require_counted(server: Server, path: str = "p2p") -> None:
     """Each decode step sums twice a layer, replayed or not, and gathers its candidates."""
     metrics = server.metrics()
     done, steps = metrics["collectives"], metrics["scheduler"]["decode_steps"]
@@ -86,7 +86,9 @@ def require_counted(server: Server) -> None:
     assert done["bytes"] > 4 * 64 * done["all_reduces"]
     told = server.get("/metrics/prometheus")[1].decode()
     total = done["all_reduces"] + done["all_gathers"] + done["barriers"]
-    assert f'dgpp_rank_collectives_total{{model_name="{server.model()}",rank="0"}} {total}' in told
+    assert done["path"] == path
+    labels = f'model_name="{server.model()}",path="{path}",rank="0"'
+    assert f"dgpp_rank_collectives_total{{{labels}}} {total}" in told
 
 
 def require_one_stream_of_operations(server: Server) -> None:

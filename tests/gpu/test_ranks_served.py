@@ -69,5 +69,5 @@ def test_nccl_connects_ranks_as_well(model, serve) -> None:
     assert "collective nccl: rank 1 of 2" in world.log
     first = answers(world, TEXTS, TOKENS)
     assert answers(world, TEXTS, TOKENS) == first
-    require_counted(world)
+    require_counted(world, "nccl")
     require_one_stream_of_operations(world)
