@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -98,8 +99,12 @@ def require_one_stream_of_operations(server: Server) -> None:
     assert server.operations(0) == server.operations(1) != b""
 
 
-def require_named_end(server: Server, role: str, rank: int, tokens: int, slack_s: float) -> None:
-    """kill -9 of a process amid an answer ends every rank, named, within END_S and `slack_s`."""
+def require_named_end(
+    server: Server, who: tuple[str, int], fault: signal.Signals, tokens: int, slack_s: float
+) -> None:
+    """SIGKILL or SIGSTOP of the process that plays a role on a rank, amid an answer, ends every
+    rank, named, within END_S and `slack_s`."""
+    role, rank = who
     family = server.family()
     asking = threading.Thread(target=lambda: server.post(CHAT, {
         "model": server.model(), "messages": [{"role": "user", "content": "go on"}],
@@ -109,10 +114,15 @@ def require_named_end(server: Server, role: str, rank: int, tokens: int, slack_s
     while not server.metrics()["scheduler"]["decode_steps"]:
         time.sleep(0.02)
     began = time.monotonic()
-    os.kill(server.actor(role, rank).pid, signal.SIGKILL)
+    os.kill(server.actor(role, rank).pid, fault)
     assert server.process.wait(20) == 2, server.log
     assert time.monotonic() - began < END_S + slack_s, server.log
     asking.join()
     left = [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert not left
-    assert f"{role} of rank {rank} was killed by signal 9" in server.log
+    if fault is signal.SIGKILL:
+        assert f"{role} of rank {rank} was killed by signal 9" in server.log
+    else:
+        # Its supervisor sees it, and so does the rank that waits for it in a sum.
+        told = rf"{role} of rank {rank} stopped responding|rank {rank} \(.*\) is dead or stopped"
+        assert re.search(told, server.log), server.log

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from emulator.kernels import compiler
 from faulty import EMULATED, injected, patching
@@ -68,6 +70,7 @@ def test_two_emulated_devices_answer_as_one_does(serve) -> None:
 
 
 @pytest.mark.long
-def test_a_rank_that_dies_amid_a_sum_ends_the_world_by_name(serve) -> None:
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_dies_or_stops_amid_a_sum_ends_the_world_by_name(serve, fault) -> None:
     world = serve(world_size=2)
-    require_named_end(world, "engine", 1, tokens=300, slack_s=3.0)
+    require_named_end(world, ("engine", 1), fault, tokens=300, slack_s=3.0)

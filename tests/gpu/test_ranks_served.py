@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 for needed in ("aiohttp", "psutil", "uvloop"):
@@ -58,10 +60,11 @@ def test_two_gpus_answer_as_one_does(model, serve) -> None:
     require_one_stream_of_operations(world)
 
 
-@pytest.mark.parametrize(("role", "rank"), [("engine", 1), ("engine", 0), ("scheduler", 1)])
-def test_a_rank_that_dies_ends_the_world_by_name(model, serve, role, rank) -> None:
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("who", [("engine", 1), ("engine", 0), ("scheduler", 1)])
+def test_a_rank_that_dies_or_stops_ends_the_world_by_name(model, serve, who, fault) -> None:
     world = serve(model=model, world_size=2, **ENGINE)
-    require_named_end(world, role, rank, tokens=4000, slack_s=SLACK_S)
+    require_named_end(world, who, fault, tokens=4000, slack_s=SLACK_S)
 
 
 def test_nccl_connects_ranks_as_well(model, serve) -> None:
