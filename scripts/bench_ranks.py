@@ -27,6 +27,8 @@ from typing import Any
 WIDTH = 5120
 ROWS = (1, 8, 16, 64, 512, 2048)
 CHAIN = 32
+NOTED = 200
+"""Steps that are looked into."""
 FACTS = Path(__file__).parents[1] / "deploy" / "facts"
 
 
@@ -168,10 +170,47 @@ class Rank:
                     f"{figure.ms_max:.3f})  {figure.read_bytes / 1e9:.2f} GB read  "
                     f"{figure.of_bandwidth:.0%} of copy ({copy / 1e12:.2f} TB/s)"
                 )
+                self.steps(driver, collective, batch, copy)
         if part != "end":
             self._sums_of(collective)
         del driver, engine
         cupy.get_default_memory_pool().free_all_blocks()
+
+    def steps(self, driver: Any, collective: Any, batch: int, copy: float) -> None:
+        """Where each rank's decode steps go, beside its device's copy bandwidth."""
+        import numpy as np
+
+        engine, gaps, hosts = driver.engine, [], []
+        launch, collect = engine.launch, engine.collect
+
+        def launched(*arguments: Any) -> None:
+            began = time.perf_counter()
+            launch(*arguments)
+            hosts.append(time.perf_counter() - began)
+
+        def collected(step: int) -> Any:
+            found = collect(step)
+            gaps.append(engine.trace.gap_ns)
+            return found
+
+        before = 0.0 if collective is None else collective.statistics().waited_s
+        engine.launch, engine.collect = launched, collected
+        began = time.perf_counter()
+        driver.decode(self.options.context, [5] * batch, NOTED)
+        each = (time.perf_counter() - began) / NOTED
+        del engine.launch, engine.collect
+        waited = 0.0 if collective is None else collective.statistics().waited_s - before
+        own = np.array(
+            [each, statistics.median(gaps) / 1e9, statistics.median(hosts), waited / NOTED]
+        )
+        own = np.append(own * 1e6, copy / 1e12)
+        every = own[None] if self.host is None else self.host.all_gather(own)
+        for rank, (step, gap, host, wait, rate) in enumerate(every.tolist()):
+            self.say(
+                f"  rank {rank}: step {step:.0f} us, of which its device stood still {gap:.0f} and "
+                f"waited for others {wait:.0f}; the host launched it in {host:.0f} us; "
+                f"copy {rate:.2f} TB/s"
+            )
 
     def _sums_of(self, collective: Any) -> None:
         if collective is not None:
