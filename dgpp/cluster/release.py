@@ -17,6 +17,7 @@ import sys
 import tarfile
 import venv
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -29,7 +30,8 @@ MANIFEST = "MANIFEST.sha256"
 MANIFEST_BYTES = 16 << 20
 MOST_BYTES = 64 << 30
 """No archive unpacks to more."""
-COPY_BYTES = 1 << 20
+COPY_BYTES = 256 << 10
+_BLOCK_BYTES = 64 << 10
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\0\n]+)")
 _FOLDER = re.compile(r"dgpp-([A-Za-z0-9][A-Za-z0-9_.+-]*)")
 
@@ -53,9 +55,8 @@ def install(archive: Path, releases: Path) -> tuple[str, Path]:
 
 def _install(archive: Path, releases: Path) -> tuple[str, Path]:
     partial = releases / f".{os.getpid()}.partial"
-    _prove(archive)
     try:
-        version = unpack(archive, partial)
+        version = unpack_proved(archive, partial)
         target = releases / version
         if target.exists():
             raise ReleaseError(f"{target} is there already; remove it to install {version} anew")
@@ -72,8 +73,22 @@ def _install(archive: Path, releases: Path) -> tuple[str, Path]:
     return version, target / "venv" / "bin" / "dgpp"
 
 
+def unpack_proved(archive: Path, target: Path) -> str:
+    """`unpack`, with the whole archive held against the digest beside it meanwhile."""
+    with ThreadPoolExecutor(1) as beside:
+        proving = beside.submit(_prove, archive)
+        try:
+            version = unpack(archive, target)
+        except ReleaseError:
+            # That it is another archive says more than what this made of it.
+            proving.result()
+            raise
+        proving.result()
+    return version
+
+
 def _prove(archive: Path) -> None:
-    """Against the digest beside it, where there is one."""
+    """`archive` against the digest beside it, where there is one. Raises ReleaseError."""
     beside = archive.with_name(f"{archive.name}.sha256")
     if not beside.exists():
         return
@@ -99,13 +114,16 @@ def unpack(archive: Path, target: Path) -> str:
     try:
         with archive.open("rb") as data:
             stream = zstandard.ZstdDecompressor().stream_reader(data)
-            with tarfile.open(fileobj=stream, mode="r|") as members:
-                return _take(members, target)
+            with (
+                tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK_BYTES) as members,
+                ThreadPoolExecutor(1) as hasher,
+            ):
+                return _take(members, target, hasher)
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
         raise ReleaseError(f"{archive}: not a whole archive: {error}") from error
 
 
-def _take(members: tarfile.TarFile, target: Path) -> str:
+def _take(members: tarfile.TarFile, target: Path, hasher: Executor) -> str:
     version, expected, left = "", None, MOST_BYTES
     for member in members:
         folder, name = _checked(member)
@@ -128,7 +146,7 @@ def _take(members: tarfile.TarFile, target: Path) -> str:
         digest = expected.pop(name, None)
         if digest is None:
             raise ReleaseError(f"{member.name}: {MANIFEST} does not name it, or it comes twice")
-        if _write(stream, target / name, member.mode) != digest:
+        if _write(stream, target / name, member.mode, hasher) != digest:
             raise ReleaseError(f"{member.name}: its SHA-256 is not that of {MANIFEST}")
     if expected is None:
         raise ReleaseError(f"no {MANIFEST} in it")
@@ -156,20 +174,26 @@ def _manifest(text: bytes) -> dict[str, str]:
     return found
 
 
-def _write(stream: IO[bytes], file: Path, mode: int) -> str:
-    """The digest of what was written."""
+def _write(stream: IO[bytes], file: Path, mode: int, hasher: Executor) -> str:
+    """The digest of what was written, made beside the writing."""
     file.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     with file.open("xb") as out:
+        hashed: Future[None] | None = None
         while data := stream.read(COPY_BYTES):
-            digest.update(data)
+            if hashed is not None:
+                hashed.result()
+            hashed = hasher.submit(digest.update, data)
             out.write(data)
+        if hashed is not None:
+            hashed.result()
     file.chmod(0o755 if mode & 0o100 else 0o644)
     return digest.hexdigest()
 
 
 def _make_programs(release: Path) -> None:
-    """An environment of its own, from the release's wheels alone."""
+    """An environment of its own, from the release's wheels alone. Modules are compiled by as many
+    processes as there are cores, where pip takes one."""
     place = release / "venv"
     venv.create(place, with_pip=True, symlinks=True)
     extras = (release / "EXTRAS").read_text().strip() if (release / "EXTRAS").exists() else ""
@@ -178,13 +202,17 @@ def _make_programs(release: Path) -> None:
     pip = [python, "-I", "-m", "pip", "--disable-pip-version-check", "install"]
     wheels = ["--no-index", "--find-links", str(release / "wheels")]
     wanted = f"dgpp[{extras}]" if extras else "dgpp"
-    done = subprocess.run([*pip, "--quiet", *wheels, wanted], capture_output=True, check=False)
+    install = [*pip, "--quiet", "--no-compile", *wheels, wanted]
+    done = subprocess.run(install, capture_output=True, check=False)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
         number = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise ReleaseError(
             f"its wheels do not fit Python {number} on {os.uname().machine}: {' '.join(said)}"
         )
+    # Some packages carry files that are no modules of this Python; pip lets them pass too.
+    compiling = [python, "-I", "-m", "compileall", "-qq", "-j", "0", str(place / "lib")]
+    subprocess.run(compiling, capture_output=True, check=False)
 
 
 def _add_pages(release: Path) -> None:
