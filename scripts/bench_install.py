@@ -3,7 +3,7 @@
     python scripts/bench_install.py [ARCHIVE] [--rounds 5] [--folder DIR]
 
 Without ARCHIVE one is made as a release is: `--megabytes` of wheels, which do not compress, and
-some text. What is timed is what `dgpp install` does before it makes programs of it: the archive held
+some text. What is timed is what `dgpp install` does before it makes programs: the archive held
 against the SHA-256 beside it, every file unpacked and held against the manifest. The CPU time says
 what a machine without other work would need; a plain write of the same bytes stands beside it.
 """

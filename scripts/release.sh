@@ -10,20 +10,23 @@ PYTHONS=(3.11 3.12 3.13)
 usage() {
     cat <<EOT
 usage: scripts/release.sh [--platform x86_64|aarch64]... [--python 3.12]... [--extra cuda]... [--out DIR]
+                          [--with PYTHON]
 
 Builds dgpp's wheel, stamped with this commit, downloads the wheels of what it needs for every
 platform and Python named (default: both platforms; ${PYTHONS[*]}), and writes
-OUT/dgpp-VERSION.tar.zst and its .sha256. OUT is dist/ unless told otherwise.
+OUT/dgpp-VERSION.tar.zst and its .sha256. OUT is dist/ unless told otherwise. PYTHON, which has dgpp's
+requirements, does it all in place of .venv's.
 EOT
 }
 
-platforms=() pythons=() extras=()
+platforms=() pythons=() extras=() with=
 while [ $# -gt 0 ]; do
     case $1 in
         --platform) platforms+=("$2"); shift 2 ;;
         --python) pythons+=("$2"); shift 2 ;;
         --extra) extras+=("$2"); shift 2 ;;
         --out) OUT=$2; shift 2 ;;
+        --with) with=$2; shift 2 ;;
         -h | --help) usage; exit 0 ;;
         *) usage >&2; exit 1 ;;
     esac
@@ -31,11 +34,11 @@ done
 [ ${#platforms[@]} -gt 0 ] || platforms=("${PLATFORMS[@]}")
 [ ${#pythons[@]} -gt 0 ] || pythons=("${PYTHONS[@]}")
 
-make_venv
+if [ -n "$with" ]; then PY=$with; else make_venv; fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-version=$("$PY" -m dgpp --version)
+version=$(cd "$ROOT" && PYTHONPATH=$ROOT "$PY" -m dgpp --version)
 folder=$work/dgpp-$version
 mkdir -p "$folder/wheels" "$OUT"
 

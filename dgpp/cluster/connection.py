@@ -41,17 +41,26 @@ class Connection:
         self._process: subprocess.Popen[bytes] | None = None
         self._words = -1
 
-    def exchange(self, line: bytes, timeout_s: float) -> bytes:
-        """The line that answers `line`. Raises EndedError, TimeoutError, OSError, and ValueError
-        where what comes is too long."""
+    def exchange(self, line: bytes, timeout_s: float, *, twice: bool = False) -> bytes:
+        """The line that answers `line`. A program that has ended since it was asked last is started
+        anew; one that ends over `line` itself only where that may be asked `twice`. Raises
+        EndedError, TimeoutError, OSError, and ValueError where what comes is too long."""
         with self._lock:
-            process = self._process or self._open()
-            try:
-                return self._converse(process, line, time.monotonic() + timeout_s)
-            except BaseException:
-                # An answer that comes later must not be taken for the next one's.
+            end = time.monotonic() + timeout_s
+            if self._process is not None and self._process.poll() is not None:
                 self._drop(0)
-                raise
+            if self._process is not None and twice:
+                with suppress(EndedError):
+                    return self._ask(line, end)
+            return self._ask(line, end)
+
+    def _ask(self, line: bytes, end: float) -> bytes:
+        try:
+            return self._converse(self._process or self._open(), line, end)
+        except BaseException:
+            # An answer that comes later must not be taken for the next one's.
+            self._drop(0)
+            raise
 
     def close(self) -> None:
         with self._lock:

@@ -14,7 +14,16 @@ from dgpp.cluster.agent import answer
 from dgpp.cluster.clock_gap import ClockGap
 from dgpp.cluster.connection import Connection, EndedError
 from dgpp.cluster.errors import ClusterError, UnreachableError
-from dgpp.cluster.messages import REQUEST_BYTES, Answer, Request
+from dgpp.cluster.messages import (
+    REQUEST_BYTES,
+    Answer,
+    Clear,
+    Examine,
+    List,
+    Look,
+    Operations,
+    Request,
+)
 from dgpp.config.settings import is_remote_directory
 
 CONNECT_S = 5
@@ -44,6 +53,10 @@ _REMEDIES = (
     ("not responding", "it went away: its power, its network"),
     ("No module named", "install dgpp for that Python there, or name --bin"),
 )
+
+
+_HARMLESS = (Look, Operations, Clear, List, Examine)
+"""What may be asked twice where a connection broke over it."""
 
 
 class Node:
@@ -134,7 +147,7 @@ class RemoteNode(Node):
         if len(data) > REQUEST_BYTES:
             raise ClusterError(f"{self.name}: a request of {len(data)} bytes is too large")
         try:
-            heard = self._connection.exchange(data, timeout_s)
+            heard = self._connection.exchange(data, timeout_s, twice=isinstance(request, _HARMLESS))
         except TimeoutError:
             raise UnreachableError(
                 f"{self.name}: no answer within {timeout_s:g} s; is the machine well?"
@@ -166,7 +179,8 @@ class RemoteNode(Node):
 
     def _failure(self, status: int, said: str) -> UnreachableError:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
-        last = lines[-1] if lines else f"status {status}"
+        silent = "the connection ended without a word: its agent or its ssh server was killed"
+        last = lines[-1] if lines else silent if status == SSH_FAILED else f"status {status}"
         remedy = remedy_of(said)
         if not remedy and status in NOT_FOUND:
             remedy = f"no {self._called} there: install that dgpp on every node, or name --bin"

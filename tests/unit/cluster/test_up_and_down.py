@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -203,3 +204,49 @@ def test_a_rank_that_does_not_end_is_killed_and_named(world):
     assert not bring_down(world, said.append, first_s=0.2)
     assert "rank 0 at here did not end within 0.2 s: killed" in said
     assert left(world) == ([], [])
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a disk of its own, of a few pages."""
+    folder = tmp_path / "node1"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32k", "none", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs root, for a disk of its own: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_is_full_at_any_step_is_named_and_nothing_is_left(small_disk, world):
+    page, refused = os.sysconf("SC_PAGE_SIZE"), 0
+    for free in range(8):
+        full = small_disk / "full"
+        full.write_bytes(bytes((8 - free) * page))
+        try:
+            bring_up(world, QUICK, lambda line: None)
+        except ClusterError as error:
+            refused += 1
+            said = str(error)
+            assert said.startswith("rank 1 at node1: ")
+            assert said.endswith("No space left on device (make room on that disk)")
+            assert left(world) == ([], [])
+            assert list(small_disk.rglob("*.new")) == []
+        end_ranks(world, lambda line: None)
+        full.unlink()
+    # Settings, token, record: each did not fit once.
+    assert refused >= 3
+
+
+@pytest.mark.parametrize("name", ["a b", "$(touch oops)", 'it\'s "q"', "new\nline", "*", "~"])
+def test_files_may_be_anywhere(tmp_path, monkeypatch, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    deployment = fake_deployment(folder, monkeypatch)
+    up(deployment)
+    assert states(deployment) == [State.RUNNING, State.RUNNING]
+    assert down(deployment)[0]
+    assert left(deployment) == ([], [])
+    assert not list(tmp_path.rglob("oops"))
