@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from actors.boot import BusBoot, Lane
+from dgpp.config.ports import sums_over_roce
 from dgpp.config.settings import Settings
 from dgpp.config.site import is_gid_index
 from dgpp.errors import ConfigError
-from dgpp.net.roce import INFINIBAND, chosen
+from dgpp.net.roce import INFINIBAND, MOST_LANES, chosen
 from dgpp.net.verbs.frames import Geometry
 from dgpp.net.verbs.layout import Layout
 from dgpp.net.verbs.slab import BusFiles, create_bus
@@ -45,8 +46,16 @@ def bus_lanes(settings: Settings, rank: int, root: Path = INFINIBAND) -> tuple[L
         ) from error
 
 
-def _listed(name: str) -> list[str]:
-    return re.split(r"[\s,]+", told) if (told := os.environ.get(name, "").strip()) else []
+def _listed(name: str, told: Mapping[str, str] = os.environ) -> list[str]:
+    return re.split(r"[\s,]+", value) if (value := told.get(name, "").strip()) else []
+
+
+def planned_lanes(settings: Settings, backend: str) -> int:
+    """How many lanes a rank will have on a machine that is not this one; 0: no bus."""
+    if backend != "cpu" or not sums_over_roce(settings):
+        return 0
+    told = settings.node_env[0] if settings.node_env else {}
+    return len(_listed("DGPP_ROCE_DEVICES", told)) or MOST_LANES
 
 
 def bus_layout(bus: BusBoot, world: int) -> Layout:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from actors.bus import planned_lanes
 from actors.launch import memory_settings, print_plan
 from dgpp.checkpoint.facts import stand_in
 from dgpp.checkpoint.json_file import read_json
@@ -62,7 +63,8 @@ def elsewhere(
 ) -> MemoryPlan:
     """The plan of a rank on `backend`, its drafts included, from config.json alone."""
     engine, world = settings.engine, settings.world_size
-    sizes = memory_settings(settings, backend, unified=unified)
+    lanes = planned_lanes(settings, backend)
+    sizes = memory_settings(settings, backend, unified=unified, lanes=lanes)
     sizes = structs.replace(sizes, drafts=engine.mtp)
     config, said = _config(settings.model, deployments)
     plan = plan_memory(config, sizes, world)

@@ -11,7 +11,7 @@ from serving import ROOT
 
 from actors import launch
 from actors.boot import BusBoot, Lane
-from actors.bus import bus_files, bus_lanes, bus_layout, share_bus
+from actors.bus import bus_files, bus_lanes, bus_layout, planned_lanes, share_bus
 from actors.rank import take_node_settings
 from actors.world import topology
 from dgpp.config.resolve import resolve
@@ -92,7 +92,21 @@ def test_the_poller_starts_first_and_its_memory_is_planned() -> None:
     assert "collective" not in sizes
 
 
-def test_engine_and_poller_see_one_memory(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("more", "backend", "lanes"),
+    [
+        ({}, "cpu", 0),
+        ({"engine": {"collective": "verbs"}}, "cpu", 2),
+        ({"nodes": ["a", "b"]}, "cpu", 2),
+        ({"nodes": ["a", "b"], "node_env": [{"DGPP_ROCE_DEVICES": "r0"}, {}]}, "cpu", 1),
+        ({"nodes": ["a", "b"]}, "cuda", 0),
+    ],
+)
+def test_a_plan_for_elsewhere_has_the_lanes_that_are_named_or_both(more, backend, lanes) -> None:
+    assert planned_lanes(settings(**more), backend) == lanes
+
+
+def test_engine_and_poller_see_one_memory() -> None:
     engine, poller = share_bus(BUS, 2)
     layout = bus_layout(BUS, 2)
     slabs = [BusSlab(bus_files(files), 1, layout) for files in (engine, poller)]

@@ -1,0 +1,240 @@
+"""The RoCE bus beside bare verbs on two devices of this machine, in one run.
+
+usage: scripts/roce-vm run 500 .venv/bin/python scripts/bench_roce.py [DEVICE DEVICE [GID]]
+
+Bare: two processes of pyverbs alone, which poll and yield; a ping-pong of 8 KiB writes with an
+immediate, there and back, and a stream of 1 MiB writes. The bus: two ranks, each an engine and a
+poller process as in service, all-reduces of 8 KiB and of 1 MiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dgpp.net.roce import chosen
+from dgpp.net.verbs.by_pyverbs import PyverbsLibrary, load
+from dgpp.net.verbs.collective import VerbsCollective
+from dgpp.net.verbs.frames import Geometry
+from dgpp.net.verbs.layout import Layout
+from dgpp.net.verbs.library import Address
+from dgpp.net.verbs.poller import Meeting, Poller
+from dgpp.net.verbs.slab import BusFiles, create_bus
+from kernels_numba.cpu.memory import Block
+
+SMALL, LARGE = 8 << 10, 1 << 20
+ROUNDS, LARGE_ROUNDS, WARM = 300, 24, 20
+IN_FLIGHT = 4
+RECEIVES = 64
+WIDTH = 2048
+"""Values of a row: 8 KiB in float32."""
+
+
+class _Told(msgspec.Struct):
+    """What a bare end has to know of the other one."""
+
+    address: Address
+    start: int
+    rkey: int
+    mtu: int
+
+
+class Bare:
+    """One end. What is timed is pyverbs alone; the project's library only connects it."""
+
+    def __init__(self, library: PyverbsLibrary, device: str, gid: int) -> None:
+        self.port = library.open(chosen([device], [gid])[0], gid)
+        self.memory = mmap.mmap(-1, 2 * LARGE)
+        self.start = int(np.frombuffer(self.memory, np.uint8).ctypes.data)
+        self.completions = self.port.completion_queue(4 * RECEIVES)
+        self.region = self.port.register(self.start, 2 * LARGE)
+        self.pair = self.port.queue_pair(self.completions, RECEIVES)
+        self._library = library
+        self._queue = self.completions.queue
+        self._raw: Any = self.pair._pair
+        self._written = library.numbers["IBV_WC_RECV_RDMA_WITH_IMM"]
+
+    def meet(self, other: socket.socket) -> None:
+        told = _Told(self.pair.address, self.start + LARGE, self.region.rkey, self.port.mtu)
+        other.sendall(msgspec.json.encode(told))
+        peer = msgspec.json.decode(other.recv(4096), type=_Told)
+        self.pair.connect(peer.address, min(self.port.mtu, peer.mtu))
+        wr, numbers = self._library.wr, self._library.numbers
+        self._receive = wr.RecvWR(wr_id=1, num_sge=1, sg=[wr.SGE(self.start, 0, self.region.lkey)])
+        for _ in range(RECEIVES):
+            self._raw.post_recv(self._receive)
+
+        def write(size: int, code: str) -> Any:
+            request = wr.SendWR(
+                wr_id=2, opcode=numbers[code], num_sge=1, send_flags=numbers["IBV_SEND_SIGNALED"],
+                sg=[wr.SGE(self.start, size, self.region.lkey)],
+            )  # fmt: skip
+            request.set_wr_rdma(peer.rkey, peer.start)
+            return request
+
+        self.small = write(SMALL, "IBV_WR_RDMA_WRITE_WITH_IMM")
+        self.large = write(LARGE, "IBV_WR_RDMA_WRITE")
+        other.sendall(b"r")
+        other.recv(1)
+
+    def _poll(self) -> list[Any]:
+        while True:
+            count, done = self._queue.poll(16)
+            if count:
+                for one in done:
+                    assert one.status == 0, one.status
+                return list(done)
+            os.sched_yield()
+
+    def wait_written(self) -> None:
+        while not (came := [one for one in self._poll() if one.opcode == self._written]):
+            pass
+        for _ in came:
+            self._raw.post_recv(self._receive)
+
+    def ping(self, rounds: int, *, first: bool) -> list[float]:
+        """Seconds there and back, of the end that begins."""
+        times = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            if first:
+                self._raw.post_send(self.small)
+            self.wait_written()
+            if not first:
+                self._raw.post_send(self.small)
+            times.append(time.perf_counter() - began)
+        return times
+
+    def stream(self, rounds: int) -> float:
+        """Bytes per second of writes, IN_FLIGHT at once."""
+        began = time.perf_counter()
+        posted = done = 0
+        while done < rounds:
+            while posted < rounds and posted - done < IN_FLIGHT:
+                self._raw.post_send(self.large)
+                posted += 1
+            done += len(self._poll())
+        return rounds * LARGE / (time.perf_counter() - began)
+
+
+def forked(work: Callable[[], None]) -> int:
+    """The process that does `work`."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    return pid
+
+
+def require_well(pids: list[int]) -> None:
+    for pid in pids:
+        if os.waitpid(pid, 0)[1]:
+            sys.exit("a process of the measurement failed")
+
+
+def bare(devices: list[str], gid: int) -> tuple[float, float]:
+    """Seconds of a ping-pong (median) and bytes per second of writes."""
+    ours, theirs = socket.socketpair()
+    read, write = os.pipe()
+
+    def first() -> None:
+        end = Bare(load(), devices[0], gid)
+        end.meet(ours)
+        end.ping(WARM, first=True)
+        median = statistics.median(end.ping(ROUNDS, first=True))
+        end.stream(2)
+        os.write(write, msgspec.json.encode([median, end.stream(LARGE_ROUNDS)]))
+        ours.sendall(b"e")
+
+    def second() -> None:
+        end = Bare(load(), devices[1], gid)
+        end.meet(theirs)
+        end.ping(WARM + ROUNDS, first=False)
+        theirs.recv(1)
+
+    require_well([forked(first), forked(second)])
+    latency, rate = msgspec.json.decode(os.read(read, 4096))
+    return latency, rate
+
+
+def bus(devices: list[str], gid: int) -> tuple[float, float]:
+    """Seconds of an all-reduce of 8 KiB (median) and bytes per second of one of 1 MiB."""
+    layout = Layout(Geometry(), 1, 2)
+    files = [create_bus(layout) for _ in devices]
+    read, write = os.pipe()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        meeting = Meeting("127.0.0.1", listener.getsockname()[1], b"token" * 8, "1", 120.0)
+
+        def poll(rank: int) -> None:
+            port = load().open(chosen([devices[rank]], [gid])[0], gid)
+            poller = Poller(files[rank], rank, layout, [port])
+            asyncio.run(poller.join(meeting, None if rank else listener))
+            poller.run()
+            poller.close()
+            port.close()
+
+        pids = [forked(lambda rank=rank: poll(rank)) for rank in range(2)]
+    pids += [forked(lambda rank=rank: _reduce(files[rank], rank, layout, write)) for rank in (0, 1)]
+    require_well(pids)
+    latency, rate = msgspec.json.decode(os.read(read, 4096))
+    return latency, rate
+
+
+def _reduce(files: BusFiles, rank: int, layout: Layout, write: int) -> None:
+    collective = VerbsCollective(files, rank, layout)
+    collective.join(120.0)
+
+    def timed(rows: int, rounds: int) -> float:
+        part, out = (Block(np.ones((rows, WIDTH), np.float32)) for _ in range(2))
+        times = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            collective.all_reduce(rows, part, out, add=False)
+            times.append(time.perf_counter() - began)
+        return statistics.median(times)
+
+    timed(1, WARM)
+    latency = timed(1, ROUNDS)
+    timed(LARGE // SMALL, 2)
+    rate = LARGE / timed(LARGE // SMALL, LARGE_ROUNDS)
+    if rank == 0:
+        os.write(write, msgspec.json.encode([latency, rate]))
+    collective.barrier()
+    collective.close()
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    devices = arguments[:2] or os.environ.get("DGPP_TEST_ROCE_DEVICES", "").split()
+    if len(devices) != 2:
+        sys.exit(__doc__)
+    gid = int(arguments[2]) if len(arguments) > 2 else -1
+    pong, writes = bare(devices, gid)
+    small, large = bus(devices, gid)
+    print(f"{os.cpu_count()} processors")
+    print(f"bare ping-pong of 8 KiB, write with immediate, p50: {pong * 1e6:9.1f} us")
+    print(f"all-reduce of 8 KiB, two ranks, p50:                {small * 1e6:9.1f} us")
+    print(f"  in ping-pongs (aim: at most 3):                   {small / pong:9.2f}")
+    print(f"bare writes of 1 MiB:                               {writes / 1e6:9.1f} MB/s")
+    print(f"all-reduce of 1 MiB, two ranks:                     {large / 1e6:9.1f} MB/s")
+    print(f"  of bare writes (aim: at least 60 %):              {100 * large / writes:9.1f} %")
+
+
+if __name__ == "__main__":
+    main()
