@@ -213,7 +213,7 @@ def main(arguments: list[str]) -> None:
         os.set_inheritable(fd, False)
     page = HeartbeatPage(map_memfd(spec.heartbeat))
     last_words = f"{spec.who}: the supervisor stopped responding"
-    watches = [end_with_supervisor(page, last_words, spec.supervisor_stall_s)]
+    watches = [end_with_supervisor(page, last_words, lambda: spec.supervisor_stall_s)]
     Heartbeat(page, spec.index, watches).start()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         status = runner.run(_run(spec, watches))

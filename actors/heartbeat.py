@@ -85,9 +85,9 @@ class Heartbeat:
 
 
 def end_with_supervisor(
-    page: HeartbeatPage, last_words: str, limit_s: float, status: int = 2
+    page: HeartbeatPage, last_words: str, limit_s: Callable[[], float], status: int = 2
 ) -> Watch:
-    """A watch for children: ends this process when the supervisor stands still for `limit_s`.
+    """A watch for children: ends this process when the supervisor stands still for `limit_s()`.
 
     `os._exit` and a raw write: the rest of the process may hold any lock. A stopped supervisor is
     woken, so that it sees its children's end and can end too, with its own status.
@@ -97,7 +97,7 @@ def end_with_supervisor(
     said = f"{last_words}\n".encode()
 
     def look() -> None:
-        if watch.look() > limit_s:
+        if watch.look() > limit_s():
             os.write(2, said)
             if os.getppid() == supervisor:
                 os.kill(supervisor, signal.SIGCONT)

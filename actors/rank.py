@@ -28,11 +28,21 @@ ORPHAN_LOOKS = int(1.0 / BEAT_S)
 _log = logging.getLogger("dgpp.launch")
 
 
-def end_with_host(page: HeartbeatPage, spec: RankSpec) -> Callable[[], None]:
-    """A watch: ends this process when rank 0's stands still, or is gone and nothing else did it."""
+def end_with_host(
+    page: HeartbeatPage, spec: RankSpec, serving: threading.Event
+) -> Callable[[], None]:
+    """A watch: ends this process when rank 0's stands still, or is gone and nothing else did it.
+
+    A process that loads, or compiles, holds its interpreter for seconds: `serving` says that this
+    is over.
+    """
     who = f"rank {spec.rank}"
     last_words = f"{who}: the supervisor of rank 0 stopped responding"
-    standstill = end_with_supervisor(page, last_words, spec.stall_s, RELEASED)
+
+    def limit_s() -> float:
+        return spec.stall_s if serving.is_set() else spec.start_stall_s
+
+    standstill = end_with_supervisor(page, last_words, limit_s, RELEASED)
     orphaned = 0
 
     def look() -> None:
@@ -72,9 +82,10 @@ def main(arguments: list[str]) -> None:
     for fd in spec.fds():
         os.set_inheritable(fd, False)
     page = HeartbeatPage(map_memfd(spec.heartbeat))
-    Heartbeat(page, spec.rank, (end_with_host(page, spec),)).start()
+    serving = threading.Event()
+    Heartbeat(page, spec.rank, (end_with_host(page, spec, serving),)).start()
     log.setup(json=spec.log_json, role="main", rank=spec.rank)
-    status = _follow(spec)
+    status = _follow(spec, serving.set)
     log.log_event(_log, "stopped", exit_status=status)
     logging.shutdown()
     sys.stdout.flush()
@@ -82,7 +93,7 @@ def main(arguments: list[str]) -> None:
     os._exit(status)
 
 
-def _follow(spec: RankSpec) -> int:
+def _follow(spec: RankSpec, on_serving: Callable[[], object]) -> int:
     # Imports NumPy and more: the heart beats meanwhile.
     from actors.serve import follow
 
@@ -97,6 +108,7 @@ def _follow(spec: RankSpec) -> int:
             spec.token,
             log_json=spec.log_json,
             slab=spec.slab,
+            on_serving=on_serving,
         )
     except DgppError as error:
         _log.error("%s: %s", type(error).__name__, error)

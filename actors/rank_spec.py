@@ -13,8 +13,9 @@ class RankSpec(msgspec.Struct, frozen=True):
     """Rank `rank` of the world that `settings` (resolved, as JSON) describes.
 
     `host` and `port` are rank 0's journal, `token` the world's secret. `heartbeat` is the page of
-    the host's ranks, one word each; `stall_s`: how long rank 0's may stand still. `slab` is the
-    shared memory of the collectives (−1: none). All fds are inherited under the same numbers.
+    the host's ranks, one word each; `stall_s`: how long rank 0's may stand still when the world
+    serves, `start_stall_s` before. `slab` is the shared memory of the collectives (−1: none). All
+    fds are inherited under the same numbers.
     """
 
     rank: int
@@ -26,6 +27,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     parent_pid: int
     heartbeat: int
     stall_s: float
+    start_stall_s: float
     slab: int
 
     def fds(self) -> set[int]:

@@ -104,8 +104,11 @@ def follow(
     *,
     log_json: bool = False,
     slab: int = -1,
+    on_serving: Callable[[], object] = lambda: None,
 ) -> int:
-    """Run rank `rank` of the world whose rank 0 listens at `host`:`port`; the exit status."""
+    """Run rank `rank` of the world whose rank 0 listens at `host`:`port`; the exit status.
+
+    `on_serving` is called when this rank serves."""
     identity = Identity(
         rank=rank,
         world=settings.world_size,
@@ -133,6 +136,7 @@ def follow(
 
     def say_serving() -> None:
         _log.info("rank %d serves", rank)
+        on_serving()
         notify("READY=1")
 
     return supervise(following, supervision, say_serving)
@@ -164,6 +168,7 @@ def _leading(boot: Boot, supervision: Supervision, *, alone: bool) -> Callable[[
             parent_pid=os.getpid(),
             heartbeat=page_fd,
             stall_s=RANK_STALL_S,
+            start_stall_s=supervision.start_stall_s,
             slab=slab,
         )
         specs = [replace(bare, rank=rank) for rank in range(1, world)]

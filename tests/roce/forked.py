@@ -6,6 +6,7 @@ They are forked, so that what takes an emulated processor seconds to import is i
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -139,11 +140,21 @@ class Fell(Exception):
         self.kind, self.text, self.status, self.seconds = kind, text, status, seconds
 
 
+@functools.cache
+def _warm() -> None:
+    """What Numba reads and sets up at the first call of a kernel, before the ranks part."""
+    layout = Layout(GEOMETRY, 1, 2)
+    files = create_bus(layout)
+    VerbsCollective(files, 0, layout).close()
+    files.close()
+
+
 class Ranks:
     """Ranks 0, 1, … of one bus, rank r on device r of `devices`, in turn."""
 
     def __init__(self, world: int, devices: list[str], gid: int, **told: dict[int, Any]) -> None:
         """`told[name][rank]` differs from what the other ranks are told."""
+        _warm()
         fork = multiprocessing.get_context("fork")
         self._pipes, self._processes = [], []
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -12,11 +13,14 @@ import toy_world
 
 from actors import control
 from actors.context import run_here
-from actors.heartbeat import Heartbeat, HeartbeatPage, HeartbeatWatch, heartbeat_bytes
+from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage, HeartbeatWatch, heartbeat_bytes
 from actors.inline import InlineWorld
 from actors.memory import local_memory
+from actors.rank import end_with_host
+from actors.rank_spec import RankSpec
 from actors.spec import ChildSpec, read_spec, write_spec
 from actors.statistics import HistogramValue, Metric, StatisticsBlock, block_bytes
+from actors.supervisor import RELEASED
 
 METRICS = (
     Metric("requests", "counter"),
@@ -155,3 +159,29 @@ def test_spawned_work_and_timers_that_break_end_the_world(tmp_path: Path) -> Non
 
     assert asyncio.run(play("spawn")) == "worker of rank 0 failed: ValueError: broken aside"
     assert asyncio.run(play("timer")).startswith("worker of rank 0 failed: ValueError: invalid")
+
+
+def test_a_rank_gives_rank_0_time_to_load_and_little_when_it_serves(monkeypatch) -> None:
+    """A process that compiles holds its interpreter for seconds."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(os, "kill", lambda _pid, _signal: None)
+    monkeypatch.setattr(os, "write", lambda _fd, said: len(said))
+    page = HeartbeatPage(local_memory(heartbeat_bytes(1)))
+    spec = RankSpec(
+        rank=1, settings=b"", host="", port=1, token=b"", log_json=False,
+        parent_pid=os.getppid(), heartbeat=-1, stall_s=2.0, start_stall_s=5.0, slab=-1,
+    )  # fmt: skip
+    serving = threading.Event()
+    look = end_with_host(page, spec, serving)
+
+    def looks(seconds: float) -> list[int]:
+        for _ in range(round(seconds / BEAT_S)):
+            look()
+        return ended
+
+    assert looks(4.0) == []
+    page.beat(0)
+    serving.set()
+    assert looks(1.9) == []
+    assert looks(0.5)[0] == RELEASED
