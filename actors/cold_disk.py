@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator
+from typing import TypeVar, cast
 
 import crc32c
 import msgspec
 
+from actors.cold_folder import ColdFolder
 from actors.cold_log import ColdLog
 from actors.cold_slab import Slab, aligned
+from actors.context import ClockNs
 from actors.messages.engine_scheduler import ColdEnded
-from dgpp.cache.cold_ops import INVENTORY, Inventory, Restore, Spill
+from dgpp.cache.cold_ops import INVENTORY, Restore, Spill
 from dgpp.cache.cold_room import blob_pages
+from dgpp.errors import ConfigError
 from dgpp.state.pools import StatePools
+
+T = TypeVar("T")
 
 _log = logging.getLogger("dgpp.cold")
 
@@ -36,21 +40,33 @@ class ColdFigures(msgspec.Struct):
 
 
 class ColdFiles:
-    """A rank's slab in `folder`, with the list of what its `pages` of `page_size` bytes hold.
+    """A rank's slab in `folder`, with the list of what its `pages` of `page_bytes` hold.
 
     What an earlier run left is taken over where `keeps` and `key` is that run's; without `keeps`
     nothing is left behind either. Raises ConfigError where the files cannot be used.
     """
 
     def __init__(
-        self, folder: Path, rank: int, page_size: int, pages: int, key: bytes, *, keeps: bool = True
+        self,
+        folder: ColdFolder,
+        rank: int,
+        page_bytes: int,
+        pages: int,
+        key: bytes,
+        *,
+        keeps: bool = True,
     ) -> None:
+        self._folder = folder
         self._keeps = keeps
-        self._paths = [folder / f"rank{rank}.slab", folder / f"rank{rank}.index"]
-        self.slab = Slab(self._paths[0], page_size, pages)
-        if not keeps:
-            self._paths[1].unlink(missing_ok=True)
-        self.list = ColdLog(self._paths[1], key)
+        self._names = [f"rank{rank}.slab", f"rank{rank}.index"]
+        self.slab = Slab(folder.claim(self._names[0]), page_bytes, pages)
+        try:
+            if not keeps:
+                folder.remove(self._names[1])
+            self.list = ColdLog(folder, self._names[1], key)
+        except ConfigError:
+            self.slab.close()
+            raise
         for remark in filter(None, (self.slab.warning, self.list.remark)):
             _log.warning("disk tier: %s", remark)
 
@@ -58,92 +74,81 @@ class ColdFiles:
         self.list.close()
         self.slab.close()
         if not self._keeps:
-            for path in self._paths:
-                path.unlink(missing_ok=True)
+            for name in self._names:
+                self._folder.remove(name)
 
 
-class ColdDisk:
-    """A thread that moves blocks and snapshots between `pools` and `files`.
-
-    `answer` is called from the thread with what each operation came to.
+class ColdMover:
+    """Moves blocks and snapshots between `pools` and `files`, page by page.
 
     A block or a snapshot that an operation names stays as it is until its end: the scheduler sees
-    to that. So the thread needs no lock beside the engine.
+    to that. So pages may be moved beside the engine, without a lock.
     """
 
     def __init__(
-        self, files: ColdFiles, pools: StatePools, answer: Callable[[ColdEnded], object]
+        self, files: ColdFiles, pools: StatePools, clock_ns: ClockNs = time.monotonic_ns
     ) -> None:
         self.figures = ColdFigures()
         self._files = files
         self._slab = files.slab
         self._list = files.list
         self._pools = pools
-        self._answer = answer
+        self._clock_ns = clock_ns
         size = self._slab.page_bytes
         self._page = aligned(size)
         self._blob = aligned(max(1, blob_pages(pools.snapshot_bytes, size)) * size)
-        self._jobs: queue.SimpleQueue[Spill | Restore | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="disk tier", daemon=True)
 
-    def start(self) -> None:
-        """Answer what is there, and begin to work."""
-        self._answer(inventory_answer(self._list.contents.inventory()))
-        self._thread.start()
+    def inventory(self) -> ColdEnded:
+        """What this rank says of its disk at the start."""
+        found = self._list.found
+        return ColdEnded(INVENTORY, True, found.points(), found)
 
-    def put(self, job: Spill | Restore) -> None:
-        """Work on `job` when those before it are done; what it copies from is computed."""
-        self._jobs.put(job)
+    def run(self, job: Spill | Restore) -> Generator[None, None, ColdEnded]:
+        """Do `job`, yielding after every page; what it came to."""
+        figures, start, error = self.figures, self._clock_ns(), ""
+        try:
+            if isinstance(job, Spill) or not self._list.serves(job.onto):
+                self._list.go_back(job.onto)
+            yield from self._spill(job) if isinstance(job, Spill) else self._restore(job)
+        except (OSError, ValueError) as failure:
+            # Whatever it is: prompts would wait for ever for an operation without an end.
+            error = str(failure)
+            figures.failures += 1
+        spent = self._clock_ns() - start
+        if isinstance(job, Spill):
+            figures.spills += 1
+            figures.spill_ns += spent
+        else:
+            figures.restores += 1
+            figures.restore_ns += spent
+        return ColdEnded(job.op, not error, error=error)
 
     def close(self) -> None:
-        """End after the operation that is under way."""
-        self._jobs.put(None)
-        if self._thread.is_alive():
-            self._thread.join()
         self._files.close()
 
-    @property
-    def pending(self) -> int:
-        """Operations that wait."""
-        return self._jobs.qsize()
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            start = time.monotonic_ns()
-            error = ""
-            try:
-                self._spill(job) if isinstance(job, Spill) else self._restore(job)
-            except (OSError, ValueError) as failure:
-                # Whatever it is: a thread that ended here would leave prompts waiting for ever.
-                error = str(failure)
-                self.figures.failures += 1
-            spent = time.monotonic_ns() - start
-            if isinstance(job, Spill):
-                self.figures.spills += 1
-                self.figures.spill_ns += spent
-            else:
-                self.figures.restores += 1
-                self.figures.restore_ns += spent
-            self._answer(ColdEnded(job.op, not error, error=error))
-
-    def _spill(self, job: Spill) -> None:
+    def _spill(self, job: Spill) -> Iterator[None]:
         sums: list[int] = []
         pages = [page for unit in job.units for page in unit.pages]
         for page, block in zip(pages, job.blocks, strict=True):
             self._pools.read_block(block, self._page)
             sums.append(self._write(page, self._page))
+            yield
         if job.entry.blob:
             self._pools.read_snapshot(job.snapshot, self._blob)
-            sums += [self._write(page, part) for page, part in self._parts(job.entry.blob)]
+            for page, part in self._parts(job.entry.blob):
+                sums.append(self._write(page, part))
+                yield
         self._list.add(job, tuple(sums))
 
-    def _restore(self, job: Restore) -> None:
+    def _restore(self, job: Restore) -> Iterator[None]:
         for page, block in zip(job.pages, job.blocks, strict=True):
             self._read(page, self._page)
             self._pools.write_block(block, self._page)
+            yield
         if job.blob:
             for page, part in self._parts(job.blob):
                 self._read(page, part)
+                yield
             self._pools.write_snapshot(job.snapshot, self._blob)
 
     def _parts(self, pages: tuple[int, ...]) -> list[tuple[int, memoryview]]:
@@ -158,12 +163,66 @@ class ColdDisk:
     def _read(self, page: int, out: memoryview) -> None:
         self._slab.read(page, out)
         self.figures.bytes_read += len(out)
-        expected = self._list.contents.sums.get(page)
+        expected = self._list.sums.get(page)
         if crc32c.crc32c(out) != expected:
             raise OSError(f"page {page}: not what was written (CRC-32C)")
 
 
-def inventory_answer(found: Inventory) -> ColdEnded:
-    """What a rank says of its disk at the start: all ranks must find the same."""
-    digest = hashlib.sha256(msgspec.msgpack.encode(found)).digest()
-    return ColdEnded(INVENTORY, True, int.from_bytes(digest[:8], "little"), found)
+class ColdDisk:
+    """A thread that works for `mover`, one operation after the other.
+
+    `answer` is called from the thread with what each operation came to, `broke` with an error that
+    is none of a disk's: then no further operation will end.
+    """
+
+    def __init__(
+        self,
+        mover: ColdMover,
+        answer: Callable[[ColdEnded], object],
+        broke: Callable[[Exception], object],
+    ) -> None:
+        self.figures = mover.figures
+        self._mover = mover
+        self._answer = answer
+        self._broke = broke
+        self._jobs: queue.SimpleQueue[Spill | Restore | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="disk tier", daemon=True)
+
+    def start(self) -> None:
+        """Answer what is there, and begin to work."""
+        self._answer(self._mover.inventory())
+        self._thread.start()
+
+    def put(self, job: Spill | Restore) -> None:
+        """Work on `job` when those before it are done; what it copies from is computed."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End after the operation that is under way."""
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+        self._mover.close()
+
+    @property
+    def pending(self) -> int:
+        """Operations that wait."""
+        return self._jobs.qsize()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                ended = to_end(self._mover.run(job))
+            except Exception as error:  # noqa: BLE001 - any failure of an actor ends the world
+                self._broke(error)
+                return
+            self._answer(ended)
+
+
+def to_end(work: Generator[None, None, T]) -> T:
+    """Run `work` to its end; what it returns."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return cast("T", end.value)

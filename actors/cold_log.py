@@ -1,198 +1,226 @@
 """What the disk tier's pages hold, in a file beside them, so that entries outlive the server.
 
-Every entry that was written is one record at the end of the file, behind its length and its CRC. A
-record takes over its pages: whatever had them before is gone with all that continues it. So no
-record is ever changed, and a file that ends in the middle of one is right up to there.
+The file begins with the deployment's key and a base: a point, and the records that made what was
+there then. Behind it stands every entry that was written since, each one record behind its length
+and its CRC. So no record is ever changed, and a file that ends in the middle of one is right up to
+there.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import crc32c
 import msgspec
 
-from dgpp.cache.cold_ops import ColdEntry, ColdUnit, Inventory, Spill
+from actors.cold_folder import ColdFile, ColdFolder
+from dgpp.cache.cold_contents import ColdContents, pages_of
+from dgpp.cache.cold_ops import ColdRecord, Inventory, Spill, point_after
 from dgpp.errors import ConfigError
 
 _HEAD = struct.Struct("<II")
 LEAST_TO_COMPACT = 16 << 20
 """Bytes that a file grows by, at least, before it is written anew without what is gone."""
 MOST_RECORD_BYTES = 256 << 20
+LATEST = 64
+"""Records that can be taken back: ranks that fell together differ by one or two."""
+
+
+class Base(msgspec.Struct, frozen=True, array_like=True):
+    """The first `records` records make what was there at `point`."""
+
+    point: int
+    records: int
 
 
 class Written(msgspec.Struct, frozen=True, array_like=True):
-    """`units` and `entry` are on disk; `sums` are the CRC-32C of the units' pages in their order,
-    then of the entry's own."""
+    """`record` is on disk; `sums` are the CRC-32C of its pages in the order of `pages_of`."""
 
-    units: tuple[ColdUnit, ...]
-    entry: ColdEntry
+    record: ColdRecord
     sums: tuple[int, ...]
 
 
-class ColdContents:
-    """What lies on which page, after any number of records."""
-
-    def __init__(self) -> None:
-        self.sums: dict[int, int] = {}
-        """The CRC-32C of every page that holds something."""
-        self._units: dict[int, ColdUnit] = {}
-        self._entries: dict[int, ColdEntry] = {}
-        self._below: dict[int, set[int]] = {}
-        self._owner: dict[int, tuple[bool, int]] = {}
-
-    def take(self, record: Written) -> None:
-        """Units are known by their first page, entries by the unit that they end with."""
-        pages = [page for unit in record.units for page in unit.pages] + list(record.entry.blob)
-        for page in pages:
-            self._empty(page)
-        for unit in record.units:
-            first = unit.pages[0]
-            self._units[first] = unit
-            self._below.setdefault(unit.parent, set()).add(first)
-            self._owner.update((page, (True, first)) for page in unit.pages)
-        entry = record.entry
-        if entry.last in self._units:
-            self._drop_entry(entry.last)
-            self._entries[entry.last] = entry
-            self._owner.update((page, (False, entry.last)) for page in entry.blob)
-        self.sums.update(zip(pages, record.sums, strict=True))
-
-    def inventory(self) -> Inventory:
-        """Units whose way is whole, parents first, and entries that end with them, oldest first."""
-        units: list[ColdUnit] = []
-        whole = {-1}
-        for first, unit in self._units.items():
-            if unit.parent in whole:
-                whole.add(first)
-                units.append(unit)
-        entries = (e for e in self._entries.values() if e.last in whole)
-        return Inventory(tuple(units), tuple(entries))
-
-    def records(self) -> Iterator[Written]:
-        """Records that make these contents."""
-        found = self.inventory()
-        units = {unit.pages[0]: unit for unit in found.units}
-        for entry in found.entries:
-            way: list[ColdUnit] = []
-            at = entry.last
-            while at in units:
-                way.append(units.pop(at))
-                at = way[-1].parent
-            way.reverse()
-            pages = [page for unit in way for page in unit.pages] + list(entry.blob)
-            yield Written(tuple(way), entry, tuple(self.sums[page] for page in pages))
-
-    def _empty(self, page: int) -> None:
-        is_unit, key = self._owner.get(page, (False, -1))
-        if is_unit:
-            self._drop_unit(key)
-        elif key >= 0:
-            self._drop_entry(key)
-
-    def _drop_unit(self, first: int) -> None:
-        gone = [first]
-        while gone:
-            first = gone.pop()
-            gone.extend(self._below.pop(first, ()))
-            unit = self._units.pop(first, None)
-            if unit is None:
-                continue
-            self._below.get(unit.parent, set()).discard(first)
-            self._forget(unit.pages)
-            self._drop_entry(first)
-
-    def _drop_entry(self, last: int) -> None:
-        entry = self._entries.pop(last, None)
-        if entry is not None:
-            self._forget(entry.blob)
-
-    def _forget(self, pages: tuple[int, ...]) -> None:
-        for page in pages:
-            self._owner.pop(page, None)
-            self.sums.pop(page, None)
-
-
 class ColdLog:
-    """The records in the file `path`, of the deployment that `key` names.
+    """The records in the file `name` of `folder`, of the deployment that `key` names.
 
-    What another deployment left is not read. Raises ConfigError where the file cannot be used, and
-    OSError where a record cannot be added.
+    `found` is what was there at the start, `point` where the list stands, `sums` the CRC-32C of
+    every page that was written. What another deployment left is not read. Raises ConfigError where
+    the file cannot be used, and OSError where a record cannot be added.
     """
 
-    def __init__(self, path: Path, key: bytes) -> None:
-        self._path = path
+    def __init__(self, folder: ColdFolder, name: str, key: bytes) -> None:
+        self._folder = folder
+        self._name = name
         self._key = key
-        self.contents = ColdContents()
+        self._size = self._compacted = 0
         self.remark = ""
+        self.point = self._previous = 0
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._load()
-            self._compact()
+            self._file = folder.open(name)
         except OSError as error:
-            raise ConfigError(f"nvme_cache.path: {path}: {error.strerror}") from error
+            raise ConfigError(f"nvme_cache.path: {name}: {error.strerror}") from error
+        try:
+            self.found = self._load()
+        except OSError as error:
+            self._file.close()
+            raise ConfigError(f"nvme_cache.path: {name}: {error.strerror}") from error
 
     def add(self, job: Spill, sums: tuple[int, ...]) -> None:
         """What `job` says is on its pages now, whose CRCs are `sums`."""
-        if job.fresh:
-            self.contents = ColdContents()
-            self._compact()
-        record = Written(job.units, job.entry, sums)
-        self.contents.take(record)
-        data = _framed(msgspec.msgpack.encode(record))
-        at = 0
-        try:
-            while at < len(data):
-                at += os.write(self._file, data[at:])
-        except OSError:
-            # Half a record would hide those after it.
-            os.ftruncate(self._file, self._size)
-            os.lseek(self._file, self._size, os.SEEK_SET)
-            raise
-        self._size += len(data)
+        written = Written(ColdRecord(job.units, job.entry), sums)
+        self._append(_framed(written))
+        self._take(written)
+        self._previous = self.point
+        self.point = point_after(self.point, written.record)
+        self._ends[self.point] = self._size
         if self._size > 2 * self._compacted + LEAST_TO_COMPACT:
             self._compact()
 
-    def close(self) -> None:
-        os.close(self._file)
+    def serves(self, point: int) -> bool:
+        """Whether what was read at `point` can be read: the list stands there, or one record beyond
+        of which it is not known yet whether it is on all disks."""
+        return point in (self.point, self._previous)
 
-    def _load(self) -> None:
-        frames = _frames(self._path.read_bytes())
-        key = next(frames, b"")
+    def go_back(self, point: int) -> None:
+        """Stand at `point`: what was written after it is not on all disks. Where this list never
+        passed it, nothing here is."""
+        if point == self.point:
+            return
+        if point in self._ends:
+            self._file.resize(self._ends[point])
+            self._load()
+        if self.point != point:
+            self._begin(point)
+            self._compact()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _begin(self, point: int) -> None:
+        """Nothing is there, at `point`."""
+        self.point = self._previous = point
+        self.sums: dict[int, int] = {}
+        self._contents = ColdContents()
+        self._ends: dict[int, int] = {}
+
+    def _take(self, written: Written) -> None:
+        self._contents.take(written.record)
+        self.sums.update(zip(pages_of(written.record), written.sums, strict=True))
+
+    def _load(self) -> Inventory:
+        """Take over what the file says, as far as it is whole."""
+        self._begin(0)
+        data = bytearray(self._file.size())
+        got = self._file.read(memoryview(data), 0) if data else 0
+        frames = _frames(bytes(data[:got]))
+        key, _ = next(frames, (b"", 0))
         if key and key != self._key:
             self.remark = "what was there belongs to another deployment, it is not used"
-        if key != self._key:
-            return
-        for frame in frames:
+        if key != self._key or not self._load_base(frames):
+            self._begin(0)
+            self._compact()
+            return Inventory()
+        found = self._load_records(frames)
+        if self._size < len(data):
+            self.remark = "its list ends in what is not whole, that is not used"
+            self._file.resize(self._size)
+        return found
+
+    def _load_base(self, frames: Iterator[tuple[bytes, int]]) -> bool:
+        """Take in what was there at the base; False where that is not whole."""
+        try:
+            frame, self._size = next(frames)
+            base = msgspec.msgpack.decode(frame, type=Base)
+            for _ in range(base.records):
+                frame, self._size = next(frames)
+                self._take(msgspec.msgpack.decode(frame, type=Written))
+        except (StopIteration, msgspec.DecodeError, ValueError, IndexError):
+            self.remark = "its list does not begin as it should, nothing of it is used"
+            return False
+        self._compacted = self._size
+        self.point = self._previous = base.point
+        self._ends[self.point] = self._size
+        return True
+
+    def _load_records(self, frames: Iterator[tuple[bytes, int]]) -> Inventory:
+        """Take in what was written since the base; what there is, the latest apart."""
+        read: list[tuple[Written, int]] = []
+        for frame, end in frames:
             try:
-                self.contents.take(msgspec.msgpack.decode(frame, type=Written))
-            except (msgspec.DecodeError, ValueError, IndexError):
-                self.remark = "its list ends in a record that makes no sense"
-                return
+                written = msgspec.msgpack.decode(frame, type=Written)
+            except (msgspec.DecodeError, ValueError):
+                break
+            if len(pages_of(written.record)) != len(written.sums):
+                break
+            read.append((written, end))
+        early = max(0, len(read) - LATEST)
+        before = self._contents.inventory(self.point)
+        for place, (written, end) in enumerate(read):
+            if place == early:
+                before = self._contents.inventory(self.point)
+            self._take(written)
+            self._size = end
+            self.point = point_after(self.point, written.record)
+            self._ends[self.point] = end
+        self._previous = self.point
+        later = tuple(written.record for written, _ in read[early:])
+        return msgspec.structs.replace(before, later=later)
+
+    def _append(self, data: bytes) -> None:
+        try:
+            _write(self._file, data, self._size)
+        except OSError:
+            # Half a record would hide those after it.
+            self._file.resize(self._size)
+            raise
+        self._size += len(data)
 
     def _compact(self) -> None:
         """Write the file anew, and put it in the place of the old one."""
-        fresh = self._path.with_suffix(".new")
-        file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(os.dup(file), "wb") as out:
-            out.write(_framed(self._key))
-            for record in self.contents.records():
-                out.write(_framed(msgspec.msgpack.encode(record)))
-        fresh.replace(self._path)
-        os.close(self._file)
+        records: list[Base | Written] = [
+            Written(record, tuple(self.sums[page] for page in pages_of(record)))
+            for record in self._contents.records()
+        ]
+        fresh = self._name + ".new"
+        file = self._folder.open(fresh, fresh=True)
+        size = 0
+        try:
+            for data in (
+                _frame(self._key),
+                *map(_framed, (Base(self.point, len(records)), *records)),
+            ):
+                _write(file, data, size)
+                size += len(data)
+            self._folder.rename(fresh, self._name)
+        except OSError:
+            file.close()
+            raise
+        self._file.close()
         self._file = file
-        self._size = self._compacted = os.lseek(file, 0, os.SEEK_END)
+        self._size = self._compacted = size
+        self._ends = {self.point: size}
 
 
-def _framed(data: bytes) -> bytes:
+def _write(file: ColdFile, data: bytes, at: int) -> None:
+    done = 0
+    while done < len(data):
+        wrote = file.write(memoryview(data)[done:], at + done)
+        if not wrote:
+            raise OSError(f"list: {done} of {len(data)} bytes written")
+        done += wrote
+
+
+def _framed(what: Base | Written) -> bytes:
+    return _frame(msgspec.msgpack.encode(what))
+
+
+def _frame(data: bytes) -> bytes:
     return _HEAD.pack(len(data), crc32c.crc32c(data)) + data
 
 
-def _frames(data: bytes) -> Iterator[bytes]:
-    """The frames of `data`, up to the first that is not whole."""
+def _frames(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """The frames of `data` with where each ends, up to the first that is not whole."""
     at = 0
     while at + _HEAD.size <= len(data):
         size, check = _HEAD.unpack_from(data, at)
@@ -201,4 +229,4 @@ def _frames(data: bytes) -> Iterator[bytes]:
         at += size
         if size > MOST_RECORD_BYTES or len(frame) != size or crc32c.crc32c(frame) != check:
             return
-        yield frame
+        yield frame, at

@@ -9,6 +9,7 @@ import msgspec
 
 from actors.boot import Boot
 from actors.cold_disk import ColdFiles
+from actors.cold_folder import OsFolder
 from actors.facts import facts
 
 
@@ -17,9 +18,8 @@ def open_cold(boot: Boot) -> ColdFiles | None:
     limits, nvme_cache = boot.limits, boot.settings.nvme_cache
     if not limits.cold_pages:
         return None
-    folder = Path(nvme_cache.path).expanduser()
     return ColdFiles(
-        folder,
+        OsFolder(Path(nvme_cache.path).expanduser()),
         boot.rank,
         limits.cold_page_bytes,
         limits.cold_pages,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
-import os
-from pathlib import Path
 
+from actors.cold_folder import ColdFile
 from dgpp.errors import ConfigError
 
 RESERVE = 1 << 30
@@ -20,26 +18,25 @@ def aligned(size: int) -> memoryview:
 
 
 class Slab:
-    """`pages` pages of `page_bytes` in the file `path`, which nobody else may have open.
+    """`pages` pages of `page_bytes` in `file`, which is closed with it.
 
-    Past the page cache where the file system can. Raises ConfigError where the file cannot be
-    opened, is in use or does not fit the disk; OSError where a transfer fails.
+    Raises ConfigError where they do not fit the disk; OSError where a transfer fails.
     """
 
-    def __init__(self, path: Path, page_size: int, pages: int) -> None:
-        self.page_bytes = page_size
+    def __init__(self, file: ColdFile, page_bytes: int, pages: int) -> None:
+        self.page_bytes = page_bytes
         self.pages = pages
         self.warning = ""
-        self._file = _open(path)
-        size = page_size * pages
+        self._file = file
+        size = page_bytes * pages
         try:
-            if os.fstat(self._file).st_size != size:
-                os.ftruncate(self._file, 0)
-                self._require(path, size)
-                self._allocate(path, size)
+            if file.size() != size:
+                file.resize(0)
+                self._require(size)
+                self._set_aside(size)
         except OSError as error:
             self.close()
-            raise ConfigError(f"nvme_cache.path: {path}: {error.strerror}") from error
+            raise ConfigError(f"nvme_cache.path: {file.path}: {error.strerror}") from error
         except ConfigError:
             self.close()
             raise
@@ -49,52 +46,36 @@ class Slab:
         at, end = page * self.page_bytes, len(data)
         done = 0
         while done < end:
-            done += os.pwrite(self._file, data[done:], at + done)
+            wrote = self._file.write(data[done:], at + done)
+            if not wrote:
+                raise OSError(f"page {page}: {done} of {end} bytes written")
+            done += wrote
 
     def read(self, page: int, out: memoryview) -> None:
         """Fill `out` (one page, from `aligned`) from page `page`."""
-        got = os.preadv(self._file, [out], page * self.page_bytes)
+        got = self._file.read(out, page * self.page_bytes)
         if got != len(out):
             raise OSError(f"page {page}: {got} of {len(out)} bytes")
 
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()
 
-    def _require(self, path: Path, size: int) -> None:
-        disk = os.fstatvfs(self._file)
-        free = disk.f_bavail * disk.f_frsize
+    def _require(self, size: int) -> None:
+        free = self._file.room()
         if size + RESERVE > free:
             raise ConfigError(
-                f"nvme_cache.capacity_gib: {path} would take {size} bytes, {free} are free and "
-                f"{RESERVE} stay for others"
+                f"nvme_cache.capacity_gib: {self._file.path} would take {size} bytes, {free} are "
+                f"free and {RESERVE} stay for others"
             )
 
-    def _allocate(self, path: Path, size: int) -> None:
+    def _set_aside(self, size: int) -> None:
         try:
-            os.posix_fallocate(self._file, 0, size)
+            self._file.set_aside(size)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
-            os.ftruncate(self._file, size)
+            self._file.resize(size)
             self.warning = (
-                f"{path}: {error.strerror}: {size} bytes are not set aside, the disk may fill up"
+                f"{self._file.path}: {error.strerror}: {size} bytes are not set aside, the disk "
+                "may fill up"
             )
-
-
-def _open(path: Path) -> int:
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        try:
-            file = os.open(path, flags | os.O_DIRECT, 0o600)
-        except OSError:
-            # File systems in memory, among others, have no direct transfers.
-            file = os.open(path, flags, 0o600)
-    except OSError as error:
-        raise ConfigError(f"nvme_cache.path: {path}: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(file)
-        raise ConfigError(f"nvme_cache.path: {path} is in use by another server") from error
-    return file

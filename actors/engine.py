@@ -15,7 +15,7 @@ import numpy.typing as npt
 from actors.boot import Boot
 from actors.bus import bus_files, bus_layout
 from actors.channel import Arrays
-from actors.cold_disk import ColdDisk
+from actors.cold_disk import ColdDisk, ColdMover
 from actors.cold_open import open_cold
 from actors.context import Context, T
 from actors.memory_lock import lock_memory
@@ -92,7 +92,8 @@ class EngineActor(Role):
         files = open_cold(self.boot)
         engine = self._build_engine()
         if files is not None:
-            self._cold = ColdDisk(files, state_pools(engine), self._cold_ended)
+            mover = ColdMover(files, state_pools(engine))
+            self._cold = ColdDisk(mover, self._cold_ended, self._cold_broke)
         return engine
 
     def _build_engine(self) -> Engine:
@@ -160,6 +161,10 @@ class EngineActor(Role):
     def _cold_ended(self, ended: ColdEnded) -> None:
         """From the disk tier's thread."""
         self.context.loop.call_soon_threadsafe(self._tell_cold, ended)
+
+    def _cold_broke(self, error: Exception) -> None:
+        """From the disk tier's thread."""
+        self.context.loop.call_soon_threadsafe(self.context.report_failure, error)
 
     def _tell_cold(self, ended: ColdEnded) -> None:
         assert self._cold is not None

@@ -52,7 +52,7 @@ class FollowerActor(TickingActor):
                 self.decided(message)
             case ColdEnded():
                 self.cold_news(message)
-                self._journal.cold(ColdEnd(message.op, message.ok, message.digest))
+                self._journal.cold(ColdEnd(message.op, message.ok, message.points))
 
     def next_record(self) -> Record | None:
         if not self._journal.due:

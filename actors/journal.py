@@ -19,7 +19,7 @@ from dgpp.net.journal_errors import (
     ReleasedError,
 )
 from dgpp.net.journal_follower import Follower
-from dgpp.net.journal_frames import FROM_LEADER_BYTES, FROM_RANK_BYTES, frame
+from dgpp.net.journal_frames import FROM_LEADER_BYTES, FROM_RANK_BYTES, encode
 from dgpp.net.journal_leader import AHEAD_TICKS, Leader, Phase
 from dgpp.net.journal_messages import (
     Beat,
@@ -109,7 +109,7 @@ class LeaderJournal:
         """Return when the actors of all ranks are able to serve, and all are told so."""
         while not self._leader.all_ready:
             await self._change()
-        self._broadcast(frame(Warm(self._boot.facts)))
+        self._broadcast(encode(Warm(self._boot.facts)))
         self._leader.warm()
 
     @property
@@ -121,14 +121,14 @@ class LeaderJournal:
     def tick(self, record: Record, point: Point) -> None:
         """Send `record` to every rank; the scheduler stands at `point`, before it."""
         tick = Tick.of(record, point)
-        data = frame(tick)
-        self._broadcast(data)
-        self._leader.sent(tick, len(data))
+        body = encode(tick)
+        self._broadcast(body)
+        self._leader.sent(tick, len(body))
 
     async def stop(self, ticks: int, point: Point, *, idle: bool) -> None:
         """End the journal in order, and say whether all ranks did the same."""
         stop = Stop(ticks, *point, idle)
-        self._broadcast(frame(stop))
+        self._broadcast(encode(stop))
         self._leader.stop(stop)
         try:
             async with asyncio.timeout(STOP_S):
@@ -150,10 +150,10 @@ class LeaderJournal:
         """The world is over because `rank` failed by `cause`: the last that the others hear."""
         if self._over:
             return
-        data = frame(Ended(rank, cause, age_s))
+        body = encode(Ended(rank, cause, age_s))
         for other, link in self._links.items():
             if other != rank:
-                link.send_frame(data)
+                link.send_body(body)
         self._close()
 
     def _close(self) -> None:
@@ -162,9 +162,9 @@ class LeaderJournal:
             link.close()
         self._changed.set()
 
-    def _broadcast(self, data: bytes) -> None:
+    def _broadcast(self, body: bytes) -> None:
         for link in self._links.values():
-            link.send_frame(data)
+            link.send_body(body)
 
     async def _change(self) -> None:
         self._changed.clear()
@@ -216,7 +216,7 @@ class LeaderJournal:
         except RankFailedError as error:
             self._fail(error)
             return
-        self._broadcast(frame(Beat()))
+        self._broadcast(encode(Beat()))
         self._context.call_later(BEAT_S, self._beat)
 
     def _fail(self, error: RankFailedError) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from dgpp.net.journal_errors import FrameError
-from dgpp.net.journal_frames import FrameReader, frame
+from dgpp.net.journal_frames import NUMBERS, FrameReader, encode, header
 
 
 class JournalLink(asyncio.Protocol):
@@ -28,7 +28,8 @@ class JournalLink(asyncio.Protocol):
         on_garbage: Callable[[FrameError], object],
         on_end: Callable[[str], object],
     ) -> None:
-        self._reader = FrameReader(messages, limit, unread)
+        self._reader = FrameReader(messages, limit, unread, numbered=True)
+        self._sent = 0
         self._on_message = on_message
         self._on_garbage = on_garbage
         self._on_end = on_end
@@ -55,12 +56,13 @@ class JournalLink(asyncio.Protocol):
         self._on_end(f": {exc}" if exc is not None else "")
 
     def send(self, message: msgspec.Struct) -> None:
-        self.send_frame(frame(message))
+        self.send_body(encode(message))
 
-    def send_frame(self, data: bytes) -> None:
-        """Send what `frame` made. After the end of the connection this does nothing."""
+    def send_body(self, body: bytes) -> None:
+        """Send what `encode` made. After the end of the connection this does nothing."""
         if self._transport is not None:
-            self._transport.write(data)
+            self._transport.writelines((header(body, self._sent), body))
+            self._sent = (self._sent + 1) % NUMBERS
 
     def close(self) -> None:
         """End the connection once all is sent."""

@@ -105,7 +105,7 @@ class SchedulerActor(TickingActor):
                 self._cancel(message.id)
             case ColdEnded():
                 self.cold_news(message)
-                self._cold_ended(0, ColdEnd(message.op, message.ok, message.digest))
+                self._cold_ended(0, ColdEnd(message.op, message.ok, message.points))
 
     def next_record(self) -> Record | None:
         if self._gathering is not None or not (self._news or self._scheduler.has_work):
@@ -157,7 +157,7 @@ class SchedulerActor(TickingActor):
         return self._news or scheduler.has_work or scheduler.outstanding is not None
 
     def _cold_ended(self, rank: int, end: ColdEnd) -> None:
-        self._cold.tell(rank, end.op, end.digest, ok=end.ok)
+        self._cold.tell(rank, end.op, end.points, ok=end.ok)
         if self._cold.settled:
             self.advance()
 

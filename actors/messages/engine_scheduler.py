@@ -10,11 +10,11 @@ from dgpp.cache.cold_ops import Inventory
 class ColdEnded(msgspec.Struct, frozen=True):
     """Operation `op` of the disk tier ended on this rank; `error` says why where not `ok`.
 
-    The first one says what the disk held at the start: `inventory`, with its `digest`.
+    The first one says what the disk held at the start: `inventory`, with its `points`.
     """
 
     op: int
     ok: bool
-    digest: int = 0
+    points: tuple[int, ...] = ()
     inventory: Inventory | None = None
     error: str = ""

@@ -337,6 +337,8 @@ class PrefixCache:
         entry = Entry(self._made, node, position, kind, snapshot, weight, cold.asked)
         self._made += 1
         self._admit(entry, Lease(tree.root))
+        # No plan copies anything for it: who needs its room now may have it.
+        entry.tick = -1
 
     def leave(self, lease: Lease) -> None:
         """The choice is gone; what it kept for itself is free."""

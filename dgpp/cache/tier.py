@@ -11,8 +11,17 @@ from typing import NamedTuple
 
 import msgspec
 
+from dgpp.cache.cold_contents import ColdContents
 from dgpp.cache.cold_index import ColdIndex, ColdMatch
-from dgpp.cache.cold_ops import INVENTORY, ColdDone, Inventory, Restore, Spill
+from dgpp.cache.cold_ops import (
+    INVENTORY,
+    ColdDone,
+    ColdRecord,
+    Inventory,
+    Restore,
+    Spill,
+    point_after,
+)
 from dgpp.cache.entry import Entry, Node
 from dgpp.cache.prefix_cache import PrefixCache
 from dgpp.sched.blocks import BlockPool
@@ -61,6 +70,7 @@ class _Spilling(NamedTuple):
     new: list[Node]
     source: Entry
     blocks: tuple[int, ...]
+    record: ColdRecord
 
 
 class _Restoring(NamedTuple):
@@ -93,7 +103,7 @@ class Tier:
         # Number 0 is the inventory; nothing is spilled before it is taken over.
         self._operations = INVENTORY + 1
         self._open = False
-        self._fresh = False
+        self._point = 0
 
     @property
     def pending(self) -> int:
@@ -154,11 +164,9 @@ class Tier:
         self.counters.blocks_shared += source.node.depth * each - len(blocks)
         units = tuple(self.index.unit_of(node) for node in new)
         snapshot = -1 if memory.paged_only else source.snapshot
-        self.spills.append(
-            Spill(op, units, blocks, self.index.entry_of(entry), snapshot, self._fresh)
-        )
-        self._fresh = False
-        self._spilling = op, _Spilling(entry, new, source, blocks)
+        record = ColdRecord(units, self.index.entry_of(entry))
+        self.spills.append(Spill(op, units, blocks, record.entry, snapshot, self._point))
+        self._spilling = op, _Spilling(entry, new, source, blocks, record)
 
     # Reading back ------------------------------------------------------------------------------
 
@@ -196,7 +204,7 @@ class Tier:
         op = self._next("restore", match.entry)
         self.counters.restores += 1
         blob = () if memory.paged_only else self.index.blob(match.entry)
-        self.restores.append(Restore(op, pages, blocks, blob, snapshot))
+        self.restores.append(Restore(op, pages, blocks, blob, snapshot, self._point))
         restoring = _Restoring(match, ids, node.depth, blocks, snapshot)
         self._restoring = op, restoring
         return True
@@ -206,14 +214,7 @@ class Tier:
     def done(self, done: ColdDone) -> bool:
         """An operation ended on all ranks; True where it was what prompts wait for."""
         if done.op == INVENTORY:
-            if done.ok and self._inventory is not None:
-                self.index.adopt(self._inventory)
-                count = len(self.index)
-                self.notes.append(f"disk tier: {count} entries of an earlier run taken over")
-            elif not done.ok:
-                self.notes.append("disk tier: the ranks' disks differ, nothing is taken over")
-                self._fresh = True
-            self._inventory, self._open = None, True
+            self._take_over(done)
             return False
         if self._spilling is not None and self._spilling[0] == done.op:
             self._spilled(self._spilling[1], ok=done.ok)
@@ -225,13 +226,26 @@ class Tier:
             return True
         raise ValueError(f"disk tier: operation {done.op} is not out")
 
+    def _take_over(self, done: ColdDone) -> None:
+        """All ranks go on from one point of their lists, or from nothing."""
+        if done.ok and self._inventory is not None:
+            self.index.adopt(ColdContents.at(self._inventory, done.point).inventory())
+            count = len(self.index)
+            self.notes.append(f"disk tier: {count} entries of an earlier run taken over")
+        elif not done.ok:
+            self.notes.append("disk tier: the ranks' disks differ, nothing is taken over")
+        self._point = done.point
+        self._inventory, self._open = None, True
+
     def _spilled(self, spilling: _Spilling, *, ok: bool) -> None:
         self.index.settle(spilling.entry, spilling.new, ok=ok)
         spilling.source.busy -= 1
         self._pool.release(spilling.blocks)
         self.counters.spilled += ok
         self.counters.spill_failed += not ok
-        if not ok:
+        if ok:
+            self._point = point_after(self._point, spilling.record)
+        else:
             position = spilling.entry.position
             self.notes.append(f"disk tier: {position} tokens could not be written")
 

@@ -1,8 +1,10 @@
 """Journal messages as frames on a byte stream, each bounded and checked.
 
-A frame is the three bytes `DGJ`, the protocol number, u32 body bytes, u32 CRC-32 of the body (all
-big-endian), then the body in msgpack. The bound is known before a frame is read: a few KiB until
-the other side has proved who it is.
+A frame is the three bytes `DGJ`, the protocol number, u32 body bytes, u32 number, u32 CRC-32 of the
+body and that number (all big-endian), then the body in msgpack. Frames of a running journal are
+numbered from 0 on in each direction, so that none is lost, doubled or out of place unseen; before
+that the number is 0. The bound is known before a frame is read: a few KiB until the other side has
+proved who it is.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import msgspec
 
 from dgpp.net.journal_errors import FrameError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every change of what a frame or a message looks like."""
 
 JOIN_BYTES = 64 << 10
@@ -26,26 +28,40 @@ FROM_LEADER_BYTES = 272 << 20
 """A record holds at most one arrival beyond its share, and that came through a ring."""
 
 _MAGIC = b"DGJ"
-_HEADER = struct.Struct(">3sBII")
+_HEADER = struct.Struct(">3sBIII")
+_NUMBER = struct.Struct(">I")
+NUMBERS = 1 << 32
 
-_encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder().encode
+"""A message as the body of a frame."""
 
 
-def frame(message: msgspec.Struct) -> bytes:
+def header(body: bytes, number: int = 0) -> bytes:
+    """What goes before `body` in a frame."""
+    checksum = zlib.crc32(_NUMBER.pack(number), zlib.crc32(body))
+    return _HEADER.pack(_MAGIC, PROTOCOL, len(body), number, checksum)
+
+
+def frame(message: msgspec.Struct, number: int = 0) -> bytes:
     """`message` as bytes to send."""
-    body = _encode(message)
-    return _HEADER.pack(_MAGIC, PROTOCOL, len(body), zlib.crc32(body)) + body
+    body = encode(message)
+    return header(body, number) + body
 
 
 class FrameReader:
     """Cuts what arrives into messages of `messages` (a union of tagged Structs).
 
-    Holds at most one frame of `limit` bytes and what came behind it in the same read.
+    Holds at most one frame of `limit` bytes and what came behind it in the same read. With
+    `numbered` frames must come as they are numbered.
     """
 
-    def __init__(self, messages: Any, limit: int, unread: bytes = b"") -> None:
+    def __init__(
+        self, messages: Any, limit: int, unread: bytes = b"", *, numbered: bool = False
+    ) -> None:
         self._decode = msgspec.msgpack.Decoder(messages).decode
         self._limit = limit
+        self._numbered = numbered
+        self._due = 0
         self._buffer = bytearray(unread)
         self._start = 0
 
@@ -64,14 +80,10 @@ class FrameReader:
     def take(self) -> Any | None:
         """The next message, or None until more arrives. Raises FrameError."""
         buffer, start = self._buffer, self._start
+        self._check_beginning()
         if len(buffer) - start < _HEADER.size:
-            self._check_magic()
             return None
-        magic, protocol, length, checksum = _HEADER.unpack_from(buffer, start)
-        if magic != _MAGIC:
-            raise FrameError("not a journal frame")
-        if protocol != PROTOCOL:
-            raise FrameError(f"journal protocol {protocol}, this rank speaks {PROTOCOL}")
+        _, _, length, number, checksum = _HEADER.unpack_from(buffer, start)
         if length > self._limit:
             raise FrameError(f"a frame of {length} bytes, the limit is {self._limit}")
         begin = start + _HEADER.size
@@ -80,15 +92,21 @@ class FrameReader:
             return None
         body = bytes(memoryview(buffer)[begin:end])
         self._start = end
-        if zlib.crc32(body) != checksum:
+        if zlib.crc32(_NUMBER.pack(number), zlib.crc32(body)) != checksum:
             raise FrameError(f"a frame of {length} bytes is damaged (CRC-32)")
+        if self._numbered:
+            if number != self._due:
+                raise FrameError(f"frame {number} came, {self._due} was due: lost or out of order")
+            self._due = (self._due + 1) % NUMBERS
         try:
             return self._decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise FrameError(f"a frame is none of the messages expected here: {error}") from error
 
-    def _check_magic(self) -> None:
+    def _check_beginning(self) -> None:
         """Refuse garbage at its first bytes: fewer than a header may be all that ever comes."""
-        begun = bytes(self._buffer[self._start :])[: len(_MAGIC)]
-        if not _MAGIC.startswith(begun):
+        begun = bytes(self._buffer[self._start : self._start + len(_MAGIC) + 1])
+        if not _MAGIC.startswith(begun[: len(_MAGIC)]):
             raise FrameError("not a journal frame")
+        if len(begun) > len(_MAGIC) and begun[-1] != PROTOCOL:
+            raise FrameError(f"journal protocol {begun[-1]}, this rank speaks {PROTOCOL}")

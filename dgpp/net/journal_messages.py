@@ -134,11 +134,12 @@ class Applied(msgspec.Struct, frozen=True, tag=True):
 
 
 class ColdEnd(msgspec.Struct, frozen=True, tag=True):
-    """rank → rank 0: operation `op` of the disk tier ended here; `digest` as in ColdDone."""
+    """rank → rank 0: operation `op` of the disk tier ended here. Of the inventory, `points` are
+    those that this rank's list passed, the latest last."""
 
     op: int
     ok: bool
-    digest: int
+    points: tuple[int, ...] = ()
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):

@@ -75,6 +75,11 @@ class RankLoop(asyncio.AbstractEventLoop):
     def call_soon(self, callback, *args, context=None):
         return self._loop.call_soon(self.run, callback, *args, context=context)
 
+    call_soon_threadsafe = call_soon
+
+    def moment(self):
+        return self._loop.moment()
+
     def call_at(self, when, callback, *args, context=None):
         return self._loop.call_at(when, self.run, callback, *args, context=context)
 

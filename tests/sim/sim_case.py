@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+from sim_disk import PAGE_BYTES, SNAPSHOT_BYTES
+
 from actors.boot import Boot
+from dgpp.cache.cold_room import blob_pages
 from dgpp.config.engine_settings import EngineSettings
-from dgpp.config.settings import Settings
+from dgpp.config.settings import NvmeCacheSettings, Settings
 from dgpp.engine.base import EngineLimits
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.request import Submit, pack_ids
@@ -21,8 +26,11 @@ BLOCK = 4
 FAULTS = (
     *("none", "none", "none", "stop", "stop"),
     *("crash", "crash", "pause", "long pause", "partition", "cut"),
-    *("corrupt", "duplicate", "engine", "diverge", "slow", "leave", "forced"),
+    *("corrupt", "duplicate", "lose", "swap", "engine", "diverge", "slow", "leave", "forced"),
+    *("flip", "flip list", "full", "short write", "short read", "unreadable"),
 )
+DISK_FAULTS = ("flip", "flip list", "full", "short write", "short read", "unreadable")
+"""Those of one rank's disk. A disk may also outlive the world: then there is a second one."""
 
 
 class Request(NamedTuple):
@@ -87,6 +95,40 @@ class Case:
         self.gather_ms = rng.choice((0, 2))
         self.requests = [self._request(rng, number) for number in range(rng.randint(1, 7))]
         self.fault = self._fault(rng, fault)
+        self.disk_s = rng.choice((0.0, 1e-3, 2e-2))
+        self.lives = 1
+        if self.fault.kind in DISK_FAULTS or rng.random() < 0.3:
+            self._give_disks(rng)
+
+    def again(self) -> Case:
+        """The world that comes after, whose clients ask the same; nothing befalls it."""
+        after = copy.copy(self)
+        after.fault = Fault("none", 0, -1, 0.0, 0.0)
+        return after
+
+    def _give_disks(self, rng: random.Random) -> None:
+        blob = blob_pages(SNAPSHOT_BYTES, PAGE_BYTES) if self.limits.snapshot_bytes else 0
+        self.limits = replace(
+            self.limits,
+            snapshots=max(2, self.limits.snapshots),
+            cold_pages=rng.choice((21, 40, 200)),
+            cold_page_bytes=PAGE_BYTES,
+            cold_blob_pages=blob,
+        )
+        # Some ask again when memory may have given it up.
+        self.requests += [
+            asked._replace(
+                id=f"again{number}",
+                choices=tuple(
+                    replace(choice, id=f"again{number}-{k}")
+                    for k, choice in enumerate(asked.choices)
+                ),
+                at_s=0.1 + rng.random() * 0.2,
+                leaves_s=None,
+            )
+            for number, asked in enumerate(rng.choices(self.requests, k=rng.randint(0, 3)))
+        ]
+        self.lives = 1 + (self.fault.kind == "flip list" or rng.random() < 0.5)
 
     def boot(self, rank: int) -> Boot:
         """What the roles of `rank` are told; the journal is added by the world."""
@@ -105,7 +147,12 @@ class Case:
             stats_interval_s=0.0,
         )
         return Boot(
-            settings=Settings(model="m", world_size=self.world, engine=engine),
+            settings=Settings(
+                model="m",
+                world_size=self.world,
+                engine=engine,
+                nvme_cache=NvmeCacheSettings(min_tokens=BLOCK),
+            ),
             rank=rank,
             limits=self.limits,
             model_directory="",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from msgspec.structs import replace
 from sim_case import END
+from sim_disk import SimColdDisk
+from sim_memory import VOID_TOKEN, SimMemory
 
 from actors.actor import Actor
+from actors.cold_disk import ColdFiles, ColdMover
 from actors.engine import EngineActor
 from actors.follower import FollowerActor
 from actors.messages.http_scheduler import Cancel
@@ -42,6 +45,9 @@ class Ledger:
         self.operations = {}
         self.records = []
         self.steps = 0
+        self.lies = []
+        self.cold = Counter()
+        self.disks = []
         self.on_tick = lambda tick: None
         self.struck = lambda: None
 
@@ -96,12 +102,21 @@ class SimEngine(EngineActor):
         limits = self.boot.limits
         lines = parse_script(self.boot.settings.engine.script.encode(), limits.vocab_size)
         self._engine = BreakingEngine(limits, lines, self.context.rank, ledger)
+        if limits.cold_pages:
+            self._cold = self._disk(ledger, limits)
         if self._depth:
             self.context.spawn(self._collect())
 
+    def _disk(self, ledger, limits):
+        folder = ledger.disks[self.context.rank]
+        files = ColdFiles(folder, 0, limits.cold_page_bytes, limits.cold_pages, b"sim")
+        mover = ColdMover(files, self._engine.memory, self.context.clock_ns)
+        return SimColdDisk(mover, folder, self.context.loop, self._cold_ended, ledger)
+
 
 class BreakingEngine(ScriptedEngine):
-    """Fails at the fault's step, or computes something else from it on."""
+    """Fails at the fault's step, or computes something else from it on. Its `memory` checks what
+    every row finds there."""
 
     def __init__(self, limits, lines, rank, ledger) -> None:
         super().__init__(limits, lines)
@@ -109,6 +124,9 @@ class BreakingEngine(ScriptedEngine):
         fault = ledger.case.fault
         self._kind = fault.kind if fault.rank == rank else ""
         self._step_of_fault = max(0, fault.tick)
+        self.memory = SimMemory(limits)
+        self._picks = {}
+        self._drafts = {}
 
     def launch(self, plan, tables):
         if plan.step >= self._step_of_fault and plan.sampled_slots():
@@ -120,7 +138,28 @@ class BreakingEngine(ScriptedEngine):
                 self._lines = [replace(line, ids=(END,)) for line in self._lines]
                 for slot in self._slots.values():
                     slot.line = self._lines[0]
+        self._drafts.clear()
         super().launch(plan, tables)
+        try:
+            self.memory.run(plan, self._picks, self._drafts)
+        except AssertionError as error:
+            self._ledger.lies.append(f"step {plan.step} found other rows than it wrote: {error}")
+            raise
+        picks = self._steps[-1].candidates.picks.tolist()
+        if self.limits.depth:
+            self._picks = {
+                **self._picks,
+                **{
+                    slot: VOID_TOKEN if pick < 0 else pick
+                    for slot, pick in zip(plan.sampled_slots(), picks, strict=True)
+                },
+            }
+
+    def _play(self, rows, slot, produced, count):
+        before = len(rows)
+        super()._play(rows, slot, produced, count)
+        if produced:
+            self._drafts[slot] = [row.token for row in rows[before:-1]]
 
 
 class _ClientSide(Actor):

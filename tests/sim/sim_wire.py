@@ -88,7 +88,7 @@ class Wire:
         end.frames += 1
         if self.spoil is not None:
             data = self.spoil(end, data)
-        if self.silent:
+        if self.silent or not data:
             return
         pieces = [data]
         if len(data) > 1 and self._rng.random() < PIECE:

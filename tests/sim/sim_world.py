@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 from functools import partial
@@ -10,6 +11,7 @@ from functools import partial
 from msgspec.structs import replace
 from rank_loop import RankLoop
 from sim_case import Case
+from sim_disk import SimFolder
 from sim_roles import Ledger
 from sim_wire import Wire
 from virtual_loop import VirtualLoop
@@ -35,11 +37,12 @@ SCHEDULERS = ("sim_roles:SimScheduler", "sim_roles:SimFollower")
 class Run:
     """One case, run. `statuses` and `ended_s` are each rank's exit status and time of exit."""
 
-    def __init__(self, case: Case, *, aloud: bool = False) -> None:
+    def __init__(self, case: Case, *, aloud: bool = False, life: int = 1, disks=()) -> None:
         self.case = case
+        self.life = life
         self._aloud = aloud
         self.ledger = Ledger(case)
-        self.loop = VirtualLoop(case.seed)
+        self.loop = VirtualLoop(case.seed + life - 1)
         self.statuses = {}
         self.ended_s = {}
         self.struck_s = None
@@ -48,21 +51,33 @@ class Run:
         self.errors = []
         self.loops = [RankLoop(self.loop, self.ledger) for _ in range(case.world)]
         self._rng = random.Random(case.seed)
+        self.ledger.disks = list(disks) or [SimFolder(self._rng) for _ in range(case.world)]
         self._supervisors = {}
         self._wires = {}
         self._told_to_stop = False
         self.struck_serving = False
 
     def play(self, audit=lambda run: None) -> Run:
-        """Runs to the end of every rank; `audit` looks at what it left."""
+        """Runs to the end of every rank; `audit` looks at what it left. Then, where the case has
+        another life, that."""
         logging.disable(logging.NOTSET if self._aloud else logging.CRITICAL)
         self.loop.set_exception_handler(lambda loop, context: self.errors.append(context))
+        # What a run leaves in circles is small; looking for it all the time takes two fifths.
+        gc.disable()
         try:
             with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
                 runner.run(self._play(audit))
         finally:
+            gc.enable()
             logging.disable(logging.NOTSET)
-        return self
+        return self.after().play(audit) if self.life < self.case.lives else self
+
+    def after(self) -> Run:
+        """The next life, on the disks of this one."""
+        for disk in self.ledger.disks:
+            disk.trouble, disk.cut_short = "", True
+        case = self.case.again()
+        return Run(case, aloud=self._aloud, life=self.life + 1, disks=self.ledger.disks)
 
     async def _play(self, audit):
         case = self.case
@@ -243,6 +258,8 @@ class Run:
         self._signal(rank)
 
     def _strike_crash(self, rank, wires, detail):
+        if detail < 0.5:
+            self.ledger.disks[rank].tear()
         self._exit(rank, "killed")
 
     def _strike_pause(self, rank, wires, detail):
@@ -266,7 +283,25 @@ class Run:
         wire = wires[int(detail * 997) % len(wires)]
         self._spoil(wire, wire.leader if detail < 0.6 else wire.rank)
 
-    _strike_duplicate = _strike_corrupt
+    _strike_duplicate = _strike_lose = _strike_swap = _strike_corrupt
+
+    def _strike_flip(self, rank, wires, detail):
+        self._damage(rank, ".slab", detail)
+
+    def _strike_flip_list(self, rank, wires, detail):
+        self._damage(rank, ".index", detail)
+
+    def _damage(self, rank, suffix, detail):
+        """A bit now, and again and again while anything may be read."""
+        self.ledger.disks[rank].flip(suffix, everywhere=suffix == ".slab" and detail < 0.5)
+        if rank not in self.statuses:
+            self.loop.call_later(0.02, self._damage, rank, suffix, detail)
+
+    def _strike_full(self, rank, wires, detail):
+        disk = self.ledger.disks[rank]
+        disk.trouble, disk.cut_short = self.case.fault.kind, True
+
+    _strike_short_write = _strike_short_read = _strike_unreadable = _strike_full
 
     def _note(self):
         """The fault befalls its rank, now for the first time."""
@@ -281,10 +316,19 @@ class Run:
     def _spoil(self, wire, victim):
         fault = self.case.fault
 
+        held = []
+
         def spoil(end, data):
             if end is not victim:
                 return data
+            if fault.kind == "swap" and not held:
+                held.append(data)
+                return b""
             wire.spoil = None
+            if fault.kind == "lose":
+                return b""
+            if fault.kind == "swap":
+                return data + held[0]
             if fault.kind == "duplicate":
                 return data + data
             bit = int(fault.detail * 1e6) % (8 * len(data))

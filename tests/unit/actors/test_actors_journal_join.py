@@ -175,7 +175,12 @@ def test_a_rank_that_cannot_take_part_says_why():
 
 @pytest.mark.parametrize(
     "data",
-    [b"GET / HTTP/1.1\r\n\r\n", frame(Beat()), b"DGJ\x01\x7f\xff\xff\xff\0\0\0\0", b"DGJ\x63" * 9],
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        frame(Beat()),
+        b"DGJ\x02\x7f\xff\xff\xff\0\0\0\0\0\0\0\0",
+        b"DGJ\x63" * 9,
+    ],
 )
 def test_garbage_is_turned_away_and_the_world_still_forms(data):
     async def play():
@@ -241,7 +246,7 @@ def test_a_rank_without_rank_0_names_where_it_looked():
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a journal frame"),
         (b"", "did not answer|was not found"),
-        (b"DGJ\x02" + b"\0" * 8, "journal protocol 2, this rank speaks 1"),
+        (b"DGJ\x01" + b"\0" * 8, "journal protocol 1, this rank speaks 2"),
     ],
 )
 def test_something_else_at_rank_0s_address_is_named(answer, said):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
-import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dgpp.net.journal_errors import FrameError
-from dgpp.net.journal_frames import FROM_LEADER_BYTES, PROTOCOL, FrameReader, frame
+from dgpp.net.journal_frames import FROM_LEADER_BYTES, PROTOCOL, FrameReader, frame, header
 from dgpp.net.journal_messages import Applied, Beat, Ended, FromLeader, FromRank, Point, Tick
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.request import Record, Submit, pack_ids
@@ -72,9 +71,9 @@ def test_a_flipped_bit_is_never_another_message(message, data):
         (b"GET / HTTP/1.1\r\n\r\n", "not a journal frame"),
         (b"X", "not a journal frame"),
         (b"DGX", "not a journal frame"),
-        (struct.pack(">3sBII", b"DGJ", PROTOCOL + 1, 0, 0), f"speaks {PROTOCOL}"),
-        (struct.pack(">3sBII", b"DGJ", PROTOCOL, 101, 0), "101 bytes, the limit is 100"),
-        (struct.pack(">3sBII", b"DGJ", PROTOCOL, 1, 5) + b"\x01", "damaged"),
+        (b"DGJ" + bytes([PROTOCOL + 1]), f"protocol {PROTOCOL + 1}, this rank speaks {PROTOCOL}"),
+        (struct.pack(">3sBIII", b"DGJ", PROTOCOL, 101, 0, 0), "101 bytes, the limit is 100"),
+        (struct.pack(">3sBIII", b"DGJ", PROTOCOL, 1, 0, 5) + b"\x01", "damaged"),
         (frame(Tick(0, 0, 0)), "none of the messages expected here"),
     ],
 )
@@ -88,7 +87,7 @@ def test_what_is_no_frame_is_named(data, said):
 def test_deep_nesting_is_refused_like_any_garbage():
     body = b"\x82\xa4type\xa4Beat\xa1z" + b"\x91" * 50_000
     reader = FrameReader(FromRank, 1 << 20)
-    reader.feed(struct.pack(">3sBII", b"DGJ", PROTOCOL, len(body), zlib.crc32(body)) + body)
+    reader.feed(header(body) + body)
     with pytest.raises(FrameError, match="none of the messages"):
         reader.take()
 
@@ -123,3 +122,22 @@ def test_a_prompt_travels_once_whatever_n_is():
 def test_submits_without_their_prompts_are_refused(numbers):
     with pytest.raises(ValueError, match="prompts"):
         Tick(0, 0, 0, 0, (b"\0\0\0\0",), numbers, (Submit("r-0", b"", 1),)).record()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ((0, 2), "frame 2 came, 1 was due: lost or out of order"),
+        ((0, 0), "frame 0 came, 1 was due"),
+        ((1,), "frame 1 came, 0 was due"),
+    ],
+    ids=["lost", "doubled", "swapped"],
+)
+def test_frames_of_a_running_journal_come_as_they_are_numbered(numbers, said):
+    reader = FrameReader(FromRank, 100, numbered=True)
+    for number in numbers:
+        reader.feed(frame(Applied(1), number))
+    for _ in numbers[:-1]:
+        assert reader.take() == Applied(1)
+    with pytest.raises(FrameError, match=said):
+        reader.take()

@@ -129,6 +129,24 @@ def test_others_are_served_while_one_waits_for_the_disk():
     d.scheduler.check()
 
 
+def test_one_who_needs_the_room_of_what_was_read_back_gets_it():
+    """It comes first and needs every block, when the other's prefix has just come back."""
+    limits = msgspec.structs.replace(COLD, snapshot_bytes=100, snapshots=6)
+    d = driver(limits)
+    prompt = text(1, 62)
+    marks = pack_ids([58])
+    run(d, ask("a-0", prompt, boundaries=marks))
+    push_out(d)
+    d.tick(ask("b-0", prompt, boundaries=marks))
+    assert len(d.disk.waiting) == 1
+    whole = limits.blocks * limits.block_tokens - 2
+    d.tick(ask("c-0", text(9, whole), 1, priority=7))
+    assert d.scheduler.statistics().queued == 2
+    d.run()
+    assert d.admitted[-2:] == ["c-0", "b-0"]
+    d.scheduler.check()
+
+
 def test_who_waits_for_the_disk_can_be_cancelled():
     d = driver()
     prompt = text(1, 62)

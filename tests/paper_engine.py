@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 from dgpp.engine.base import EngineLimits
 from dgpp.sched.plan import Plan
 
@@ -24,8 +27,14 @@ class PaperEngine:
         self.snapshots: dict[int, tuple[int, ...]] = {}
         self.prompts: dict[int, list[int]] = {}
 
-    def run(self, plan: Plan, fed: dict[int, int]) -> None:
-        """`fed` is the token of each slot whose decode row feeds what the engine picked."""
+    def run(
+        self,
+        plan: Plan,
+        fed: Mapping[int, int],
+        drafts: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
+        """`fed` is the token of each slot whose decode row feeds what the engine picked; `drafts`
+        are those that a slot's row feeds behind its own token."""
         for keep in plan.keeps:
             if keep.snapshot >= 0:
                 assert not self.limits.paged_only
@@ -46,7 +55,8 @@ class PaperEngine:
             assert chunk.last == (chunk.start + chunk.count == len(prompt))
         for row in plan.decodes:
             token = fed[row.slot] if row.token < 0 else row.token
-            self._feed(row.slot, row.position, token)
+            for place, each in enumerate((token, *drafts.get(row.slot, ()))):
+                self._feed(row.slot, row.position + place, each)
 
     def _open(self, opened) -> None:
         slot, prompt = opened.slot, opened.request.prompt_ids.tolist()
