@@ -115,13 +115,14 @@ class ColdMover:
             error = str(failure)
             figures.failures += 1
         spent = self._clock_ns() - start
+        took_s = spent / 1e9
         if isinstance(job, Spill):
             figures.spills += 1
             figures.spill_ns += spent
-        else:
-            figures.restores += 1
-            figures.restore_ns += spent
-        return ColdEnded(job.op, not error, error=error)
+            return ColdEnded(job.op, not error, error=error, kind="spill", took_s=took_s)
+        figures.restores += 1
+        figures.restore_ns += spent
+        return ColdEnded(job.op, not error, error=error, kind="restore", took_s=took_s)
 
     def close(self) -> None:
         self._files.close()

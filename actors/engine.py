@@ -172,6 +172,8 @@ class EngineActor(Role):
         for name in COLD_FIGURES:
             block.gauge(f"cold_{name}").set(getattr(figures, name))
         block.gauge("cold_waiting").set(self._cold.pending)
+        if ended.kind != "inventory":
+            block.histogram(f"cold_{ended.kind}_seconds").observe(ended.took_s)
         self.context.post(SCHEDULER, ended)
 
     def _step(self, plan: Plan) -> Found:

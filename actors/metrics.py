@@ -69,6 +69,7 @@ ENGINE = (
     *_gauges(*(f"collective_{name}" for name in COLLECTIVE_FIGURES)),
     *_counters(*(f"replays_{rows}" for rows in range(1, MOST_ROWS + 1))),
     *_histograms(GAP, "replay_gap_seconds"),
+    *_histograms(LATENCY, "cold_spill_seconds", "cold_restore_seconds"),
 )
 MOST_DRAFTS = 16
 """Positions of drafts that are counted one by one."""

@@ -324,6 +324,8 @@ def _histograms(scheduler: Reader, http: Reader, engine: Reader) -> Histograms:
         inter_token_latency=scheduler.histogram("inter_token_seconds"),
         decode_step_duration=scheduler.histogram("step_seconds"),
         decode_replay_gap=engine.histogram("replay_gap_seconds"),
+        nvme_cache_spill=engine.histogram("cold_spill_seconds"),
+        nvme_cache_restore=engine.histogram("cold_restore_seconds"),
         prompt_tokens=scheduler.histogram("request_prompt_tokens"),
         generation_tokens=scheduler.histogram("request_generation_tokens"),
     )

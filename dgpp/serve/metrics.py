@@ -228,6 +228,8 @@ class Histograms(msgspec.Struct):
     inter_token_latency: Histogram = msgspec.field(default_factory=_latency)
     decode_step_duration: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(STEP))
     decode_replay_gap: Histogram = msgspec.field(default_factory=lambda: Histogram.empty(GAP))
+    nvme_cache_spill: Histogram = msgspec.field(default_factory=_latency)
+    nvme_cache_restore: Histogram = msgspec.field(default_factory=_latency)
     prompt_tokens: Histogram = msgspec.field(default_factory=_tokens)
     generation_tokens: Histogram = msgspec.field(default_factory=_tokens)
 

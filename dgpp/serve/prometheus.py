@@ -76,6 +76,9 @@ _GAUGES: list[tuple[str, Value]] = [
         *("slots", "entries", "blocks_pinned", "snapshot_bytes"),
         prefix="prefix_cache_",
     ),
+    ("nvme_cache_capacity_bytes", attrgetter("nvme_cache.bytes_total")),
+    ("nvme_cache_used_bytes", attrgetter("nvme_cache.bytes_used")),
+    *_of("nvme_cache", "entries", "blocks", "pending", "worker_pending", prefix="nvme_cache_"),
 ]
 
 _SPEC = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
@@ -83,6 +86,11 @@ _CACHE = (
     *("hits", "misses", "tokens_saved", "snapshots", "head_snapshots", "close_entries"),
     *("rolling_snapshots", "hop_snapshots", "evictions", "duplicates", "skipped_no_block"),
     *("skipped_no_slot", "skipped_image_bytes", "arena_snapshots", "arena_attaches"),
+)
+_DISK = (
+    *("spills", "spilled", "spill_failed", "spill_skipped"),
+    *("restores", "restored", "restore_failed", "tokens_restored"),
+    *("blocks_shared", "evictions", "failures"),
 )
 
 _COUNTERS: list[tuple[str, Value]] = [
@@ -113,6 +121,9 @@ _COUNTERS: list[tuple[str, Value]] = [
         "prefix_cache_arena_attach_seconds",
         _whole_seconds("prefix_cache.arena_attaches", "prefix_cache.attach_ms_avg"),
     ),
+    *_of("nvme_cache", *_DISK, prefix="nvme_cache_"),
+    ("nvme_cache_written_bytes", attrgetter("nvme_cache.bytes_written")),
+    ("nvme_cache_read_bytes", attrgetter("nvme_cache.bytes_read")),
 ]
 
 _HISTOGRAMS = {
@@ -124,6 +135,8 @@ _HISTOGRAMS = {
     "inter_token_latency_seconds": "inter_token_latency",
     "decode_step_duration_seconds": "decode_step_duration",
     "decode_replay_gap_seconds": "decode_replay_gap",
+    "nvme_cache_spill_duration_seconds": "nvme_cache_spill",
+    "nvme_cache_restore_duration_seconds": "nvme_cache_restore",
     "request_prompt_tokens": "prompt_tokens",
     "request_generation_tokens": "generation_tokens",
 }

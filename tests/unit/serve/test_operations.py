@@ -65,6 +65,13 @@ prefix_cache_skipped_no_block_total prefix_cache_skipped_no_slot_total
 prefix_cache_skipped_image_bytes_total prefix_cache_arena_snapshots_total
 prefix_cache_arena_snapshot_seconds_total prefix_cache_arena_attaches_total
 prefix_cache_arena_attach_seconds_total time_to_first_token_seconds request_queue_time_seconds
+nvme_cache_capacity_bytes nvme_cache_used_bytes nvme_cache_entries nvme_cache_blocks
+nvme_cache_pending nvme_cache_worker_pending nvme_cache_spills_total nvme_cache_spilled_total
+nvme_cache_spill_failed_total nvme_cache_spill_skipped_total nvme_cache_restores_total
+nvme_cache_restored_total nvme_cache_restore_failed_total nvme_cache_tokens_restored_total
+nvme_cache_blocks_shared_total nvme_cache_evictions_total nvme_cache_failures_total
+nvme_cache_written_bytes_total nvme_cache_read_bytes_total nvme_cache_spill_duration_seconds
+nvme_cache_restore_duration_seconds
 request_prefill_time_seconds request_decode_time_seconds e2e_request_latency_seconds
 request_time_per_output_token_seconds inter_token_latency_seconds decode_step_duration_seconds
 decode_replay_gap_seconds request_prompt_tokens request_generation_tokens rank_info
@@ -87,6 +94,9 @@ def snapshot() -> MetricsSnapshot:
     found.scheduler.spec_decode.num_drafts_total = 5
     found.scheduler.spec_decode.num_draft_tokens_per_pos_total = [4, 3]
     found.prefix_cache.arena_attaches, found.prefix_cache.attach_ms_avg = 4, 0.5
+    found.nvme_cache.bytes_total, found.nvme_cache.bytes_used = 4096, 1024
+    found.nvme_cache.restore_failed, found.nvme_cache.bytes_read = 3, 512
+    found.histograms.nvme_cache_restore.observe(0.3)
     found.finished["eos"] = 9
     found.histograms.time_to_first_token_miss.observe(0.3)
     summed = {"shm": 4, "verbs": 9}
@@ -127,6 +137,11 @@ def test_prometheus_has_every_name_and_the_values(snapshot: MetricsSnapshot) -> 
     assert samples["dgpp_prompt_tokens_cached_total",] == 40
     assert samples["dgpp_decode_step_seconds_total",] == 2.5
     assert samples["dgpp_prefix_cache_arena_attach_seconds_total",] == 0.002
+    assert samples["dgpp_nvme_cache_capacity_bytes",] == 4096
+    assert samples["dgpp_nvme_cache_used_bytes",] == 1024
+    assert samples["dgpp_nvme_cache_restore_failed_total",] == 3
+    assert samples["dgpp_nvme_cache_read_bytes_total",] == 512
+    assert samples["dgpp_nvme_cache_restore_duration_seconds_sum",] == 0.3
     assert samples["dgpp_request_finished_total", ("reason", "eos")] == 9
     assert samples["dgpp_decode_batch_replays_by_slots_total", ("slots", "2")] == 7
     position = ("dgpp_spec_decode_num_draft_tokens_per_pos_total", ("position", "1"))
