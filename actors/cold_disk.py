@@ -14,7 +14,7 @@ import msgspec
 
 from actors.cold_folder import ColdFolder
 from actors.cold_log import ColdLog
-from actors.cold_slab import Slab, aligned
+from actors.cold_slab import Slab
 from actors.context import ClockNs
 from actors.messages.engine_scheduler import ColdEnded
 from dgpp.cache.cold_ops import INVENTORY, Restore, Spill
@@ -95,8 +95,12 @@ class ColdMover:
         self._pools = pools
         self._clock_ns = clock_ns
         size = self._slab.page_bytes
-        self._page = aligned(size)
-        self._blob = aligned(max(1, blob_pages(pools.snapshot_bytes, size)) * size)
+        self._page = pools.staging(size)
+        self._blob = pools.staging(max(1, blob_pages(pools.snapshot_bytes, size)) * size)
+
+    def fence(self) -> None:
+        """Jobs that are run from now on move what the engine's calls until now leave."""
+        self._pools.fence()
 
     def inventory(self) -> ColdEnded:
         """What this rank says of its disk at the start."""
@@ -195,7 +199,9 @@ class ColdDisk:
         self._thread.start()
 
     def put(self, job: Spill | Restore) -> None:
-        """Work on `job` when those before it are done; what it copies from is computed."""
+        """Work on `job` when those before it are done. Called by the thread of the engine's steps,
+        once what it copies from is enqueued."""
+        self._mover.fence()
         self._jobs.put(job)
 
     def close(self) -> None:

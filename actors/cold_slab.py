@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import errno
-import mmap
 
 from actors.cold_folder import ColdFile
 from dgpp.errors import ConfigError
 
 RESERVE = 1 << 30
 """Bytes of the disk that are left to others."""
-
-
-def aligned(size: int) -> memoryview:
-    """`size` zero bytes at an address fit for direct transfers."""
-    return memoryview(mmap.mmap(-1, size))
 
 
 class Slab:
@@ -42,7 +36,7 @@ class Slab:
             raise
 
     def write(self, page: int, data: memoryview) -> None:
-        """`data` (one page, from `aligned`) becomes page `page`."""
+        """`data` (one page, at the start of a page of memory) becomes page `page`."""
         at, end = page * self.page_bytes, len(data)
         done = 0
         while done < end:
@@ -52,7 +46,7 @@ class Slab:
             done += wrote
 
     def read(self, page: int, out: memoryview) -> None:
-        """Fill `out` (one page, from `aligned`) from page `page`."""
+        """Fill `out` (one page, as in `write`) from page `page`."""
         got = self._file.read(out, page * self.page_bytes)
         if got != len(out):
             raise OSError(f"page {page}: {got} of {len(out)} bytes")

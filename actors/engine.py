@@ -152,7 +152,7 @@ class EngineActor(Role):
             self._tables.mask(*self._masks[1:])
         self._loaded.launch(plan, self._tables.tables)
         if self._cold is not None:
-            # What they copy from is there now; no later plan changes it before they have ended.
+            # What they copy from is enqueued; no later plan changes it before they have ended.
             for spill in plan.spills:
                 self._cold.put(spill)
             for restore in plan.restores:

@@ -165,17 +165,15 @@ def memory_settings(
         prefill=engine.prefill,
         ngram_table=engine.ngram_table,
         ngram_table_model=engine.ngram_table_model,
-        cold_gib=cold_gib(settings, backend),
+        cold_gib=cold_gib(settings),
         lanes=lanes,
     )
 
 
-def cold_gib(settings: Settings, backend: str) -> float:
+def cold_gib(settings: Settings) -> float:
     """GiB of disk for the prefix cache's second tier, 0 for none."""
     if not settings.nvme_cache.enabled:
         return 0.0
-    if backend == "cuda":
-        raise ConfigError("nvme_cache.enabled: not supported yet with GPUs")
     if not settings.engine.prefix_cache_gib:
         _log.warning("nvme_cache.enabled: needs engine.prefix_cache_gib; there is no disk tier")
     return settings.nvme_cache.capacity_gib

@@ -276,10 +276,11 @@ class Store(Protocol):
         """Entry `index` = 0."""
 
     def read(self, index: int, out: memoryview) -> None:
-        """The bytes of entry `index` to `out` on the host, `entry_bytes` long; waits for them."""
+        """The bytes of entry `index` to `out` on the host, `entry_bytes` long. A transfer: beside
+        the steps, behind what the last `Backend.fence_transfers` saw; `finish_transfers` waits."""
 
     def write(self, index: int, data: memoryview) -> None:
-        """Entry `index` = what `read` gave."""
+        """Entry `index` = what `read` gave: a transfer too."""
 
 
 class Backend(Protocol):
@@ -341,6 +342,15 @@ class Backend(Protocol):
         code: RowCode = RowCode.FLOAT,
     ) -> Plane:
         """An empty pool of key and value rows for one layer, each head's packed by `code`."""
+
+    def transfer_memory(self, size: int) -> memoryview:
+        """`size` bytes on the host that transfers are fast from and to, at the start of a page."""
+
+    def fence_transfers(self) -> None:
+        """Transfers from now on come behind all that was enqueued until now."""
+
+    def finish_transfers(self) -> None:
+        """Wait for all transfers. They and this may be called beside the thread of the steps."""
 
     def store(
         self,

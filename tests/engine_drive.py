@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dgpp.cache.cold_ops import ColdDone
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.sample.sampler import NeedRows, Sampled, Sampler
 from dgpp.sample.tables import TableWriter, allocate_tables
@@ -31,11 +32,12 @@ class Served:
         self._ticks = 0
 
     def tick(self, *submits: Submit) -> None:
-        plan = self.scheduler.tick(Record(self._ticks, submits)).plan
+        plan = self.scheduler.tick(Record(self._ticks, submits, cold=self.cold_news())).plan
         self._ticks += 1
         if plan is not None:
             self.writer.advance(plan)
             self.engine.launch(plan, self.writer.tables)
+            self.launched(plan)
             self.out.append(plan)
         while self.out and not self.scheduler.may_tick:
             self._decide(self.out.pop(0))
@@ -43,6 +45,13 @@ class Served:
     def run(self) -> None:
         while self.scheduler.has_work:
             self.tick()
+
+    def cold_news(self) -> tuple[ColdDone, ...]:
+        """What operations of a disk tier have come to since the last tick."""
+        return ()
+
+    def launched(self, plan: Plan) -> None:
+        """The engine has begun `plan`."""
 
     def _decide(self, plan: Plan) -> None:
         self.sampler.prepare(plan)

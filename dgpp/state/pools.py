@@ -14,7 +14,9 @@ class StatePools:
 
     What is paged is packed as `kv_dtype` says. Snapshots 0 … `snapshots`−1 hold copies of a slot's
     rings and fixed state. Operations are enqueued where the backend enqueues: they happen in the
-    order of the calls, among one another and with the steps of the model.
+    order of the calls, among one another and with the steps of the model. What `read_…` and
+    `write_…` move is moved beside them, behind what the last `fence` saw, and may be asked for by
+    another thread; who asks sees to it that no step touches it meanwhile.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class StatePools:
                 message = f"{rows.name}: blocks of {block_tokens} tokens cut rows of {rows.every}"
                 raise ValueError(message)
         self.declaration = declaration
+        self._backend = backend
         self.snapshots = snapshots
         self.planes: list[Plane] = [
             backend.plane(
@@ -95,32 +98,41 @@ class StatePools:
         for kept, own in zip(self._kept, self._own, strict=True):
             own.copy(kept, snapshot, slot)
 
+    def staging(self, size: int) -> memoryview:
+        """`size` bytes on the host that blocks and snapshots are moved through fast, at the start
+        of a page."""
+        return self._backend.transfer_memory(size)
+
+    def fence(self) -> None:
+        """What is moved from now on is as the operations and steps called until now leave it."""
+        self._backend.fence_transfers()
+
     def read_block(self, block: int, out: memoryview) -> None:
         """Copy block `block` to `out` (`block_bytes` long) on the host; waits for it."""
-        _read(self._blocks, block, out)
+        self._read(self._blocks, block, out)
 
     def write_block(self, block: int, data: memoryview) -> None:
-        """Fill block `block` from what `read_block` gave."""
-        _write(self._blocks, block, data)
+        """Fill block `block` from what `read_block` gave; waits for it."""
+        self._write(self._blocks, block, data)
 
     def read_snapshot(self, snapshot: int, out: memoryview) -> None:
         """Copy `snapshot` to `out` (`snapshot_bytes` long) on the host; waits for it."""
-        _read(self._kept, snapshot, out)
+        self._read(self._kept, snapshot, out)
 
     def write_snapshot(self, snapshot: int, data: memoryview) -> None:
-        """Fill `snapshot` from what `read_snapshot` gave."""
-        _write(self._kept, snapshot, data)
+        """Fill `snapshot` from what `read_snapshot` gave; waits for it."""
+        self._write(self._kept, snapshot, data)
 
+    def _read(self, stores: list[Store], entry: int, out: memoryview) -> None:
+        at = 0
+        for store in stores:
+            store.read(entry, out[at : at + store.entry_bytes])
+            at += store.entry_bytes
+        self._backend.finish_transfers()
 
-def _read(stores: list[Store], entry: int, out: memoryview) -> None:
-    at = 0
-    for store in stores:
-        store.read(entry, out[at : at + store.entry_bytes])
-        at += store.entry_bytes
-
-
-def _write(stores: list[Store], entry: int, data: memoryview) -> None:
-    at = 0
-    for store in stores:
-        store.write(entry, data[at : at + store.entry_bytes])
-        at += store.entry_bytes
+    def _write(self, stores: list[Store], entry: int, data: memoryview) -> None:
+        at = 0
+        for store in stores:
+            store.write(entry, data[at : at + store.entry_bytes])
+            at += store.entry_bytes
+        self._backend.finish_transfers()

@@ -28,7 +28,7 @@ from kernels_numba.cpu import selected as selected_kernels
 from kernels_numba.cpu.extended import CpuExtended, address_of, head_norms
 from kernels_numba.cpu.images import CpuImages
 from kernels_numba.cpu.matrix import CpuMatrix
-from kernels_numba.cpu.memory import Block, allocate, grown, padded
+from kernels_numba.cpu.memory import Block, allocate, grown, padded, page_aligned
 from kernels_numba.cpu.norm import rms_rows
 from kernels_numba.cpu.packed import Packing
 from kernels_numba.cpu.picker import CpuPicker
@@ -189,6 +189,15 @@ class CpuBackend(CpuExtended, CpuImages):
         plain: int = 0,
     ) -> CpuStore:
         return CpuStore(entries, rows, PackedRow(code, width, plain))
+
+    def transfer_memory(self, size: int) -> memoryview:
+        return page_aligned(size)
+
+    def fence_transfers(self) -> None:
+        """Nothing: what was called is done."""
+
+    def finish_transfers(self) -> None:
+        """Nothing: transfers are done when they return."""
 
     def routes(self, top: int) -> Routes:
         routes = Routes(self.capacity, top)

@@ -31,6 +31,11 @@ def allocate(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return flat[start : start + size].view(kind).reshape(shape)
 
 
+def page_aligned(size: int) -> memoryview:
+    """`size` zero bytes at the start of a page."""
+    return memoryview(mmap.mmap(-1, size))
+
+
 def padded(width: int) -> int:
     """`width` rounded up to whole vectors."""
     return -(-width // VECTOR) * VECTOR

@@ -48,6 +48,7 @@ from kernels_numba.gpu.source import (
 )
 from kernels_numba.gpu.store import CudaStore
 from kernels_numba.gpu.stream import fetched
+from kernels_numba.gpu.transfer import Transfers, pinned
 from kernels_numba.packed_rows import RowCode
 from kernels_numba.weights import Form, Part
 
@@ -129,6 +130,7 @@ class CudaBackend:
         self._attend = Attend(self._kernels, wide)
         self._mixture = Mixture(self._kernels, self._project, capacity)
         self._graphs = StepGraphs(self._stream)
+        self._transfers = Transfers(self._stream)
         # The last pick of every slot, and when the step began.
         self._picks = cupy.zeros(capacity, cupy.int32)
         self._began = cupy.zeros(1, cupy.uint64)
@@ -236,7 +238,7 @@ class CudaBackend:
             raise ValueError(f"values of {value_dim} beside keys of {head_dim}: not on CUDA yet")
         self._enter()
         plane = CudaPlane(blocks, block_tokens, kv_heads, head_dim)
-        plane.enter = self._enter
+        plane.enter, plane.transfers = self._enter, self._transfers
         units = [plane.unit]
         if head_dim in WIDE_HEADS:
             units.append(attend_wide_unit(head_dim))
@@ -256,8 +258,19 @@ class CudaBackend:
         _require_floats(code)
         self._enter()
         store = CudaStore(entries, rows, width, padded_head(width), wide=wide)
-        store.enter = self._enter
+        store.enter, store.transfers = self._enter, self._transfers
         return store
+
+    def transfer_memory(self, size: int) -> memoryview:
+        self._enter()
+        return pinned(size)
+
+    def fence_transfers(self) -> None:
+        self._enter()
+        self._transfers.fence()
+
+    def finish_transfers(self) -> None:
+        self._transfers.finish()
 
     def routes(self, top: int) -> Routes:
         self._enter()

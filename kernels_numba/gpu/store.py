@@ -8,21 +8,23 @@ from typing import Any
 import numpy as np
 
 from kernels_numba.gpu.device import load_cupy
-from kernels_numba.gpu.stream import fetched
+from kernels_numba.gpu.transfer import Transfers
 
 
 class CudaEntries:
     """Entries that several arrays hold together: entry i is row i of each, C-contiguous.
 
-    Copies go to the stream that `enter` makes current, in order with the kernels there; `read`
-    waits for it.
+    Copies go to the stream that `enter` makes current, in order with the kernels there; what
+    `read` and `write` move goes through `transfers`.
     """
 
     enter: Callable[[], None] = staticmethod(lambda: None)
+    transfers: Transfers
 
     def __init__(self, *arrays: Any) -> None:
         self._arrays = arrays
         self._sizes = [int(array[0].nbytes) if len(array) else 0 for array in arrays]
+        self._pointers = [int(array.data.ptr) for array in arrays]
         self.entry_bytes = sum(self._sizes)
 
     def copy(self, source: CudaEntries, index: int, to: int) -> None:
@@ -39,17 +41,16 @@ class CudaEntries:
         self.enter()
         held = np.frombuffer(out, np.uint8)
         at = 0
-        for array, size in zip(self._arrays, self._sizes, strict=True):
-            held[at : at + size] = fetched(array[index]).reshape(-1).view(np.uint8)
+        for pointer, size in zip(self._pointers, self._sizes, strict=True):
+            self.transfers.fetch(pointer + index * size, held[at : at + size])
             at += size
 
     def write(self, index: int, data: memoryview) -> None:
         self.enter()
         held = np.frombuffer(data, np.uint8)
         at = 0
-        for array, size in zip(self._arrays, self._sizes, strict=True):
-            values = held[at : at + size].view(array.dtype).reshape(array.shape[1:])
-            array[index].set(np.ascontiguousarray(values))
+        for pointer, size in zip(self._pointers, self._sizes, strict=True):
+            self.transfers.send(pointer + index * size, held[at : at + size])
             at += size
 
 

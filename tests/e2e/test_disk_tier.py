@@ -7,6 +7,7 @@ import shutil
 import time
 
 import pytest
+from faulty import injected, patching
 from serving import ROOT, TINY
 
 GENERATOR = random.Random(3)
@@ -17,7 +18,7 @@ FIRST, SECOND, THIRD = ([GENERATOR.randrange(8, 200) for _ in range(460)] for _ 
 def tier(serve, tmp_path):
     """Start a server of `fixture` whose prefix cache has a disk; memory holds one prompt."""
 
-    def start(fixture: str, **engine):
+    def start(fixture: str, *, ready: bool = True, **engine):
         model = tmp_path / "model"
         if not model.exists():
             shutil.copytree(TINY, model)
@@ -27,7 +28,7 @@ def tier(serve, tmp_path):
             *("--set", "nvme_cache.enabled=true", "--set", f"nvme_cache.path={tmp_path}/disk"),
             *("--set", "nvme_cache.capacity_gib=0.02", "--set", "nvme_cache.min_tokens=64"),
         ]
-        return serve(model=model, backend="cpu", flags=flags, **sizes, **engine)
+        return serve(model=model, backend="cpu", flags=flags, ready=ready, **sizes, **engine)
 
     return start
 
@@ -94,3 +95,49 @@ def test_ranks_with_recurrent_state_bring_it_back_together(tier):
     assert settle(server, "restored", 1)["restore_failed"] == 0
     assert server.stop() == 0
     assert "op streams of 2 ranks: identical" in server.log
+
+
+# Once there is a file "stop", rank 1 gets no further than the first page of a spill.
+STUCK = patching(
+    "actors.cold_slab",
+    """
+def patch(module):
+    import time
+    real = module.Slab.write
+    def write(self, page, data):
+        real(self, page, data)
+        path = self._file.path
+        if path.name == "rank1.slab" and path.with_name("stop").exists():
+            path.with_name("half").touch()
+            time.sleep(600)
+    module.Slab.write = write
+""",
+)
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.timeout(600)
+def test_a_rank_killed_in_mid_spill_leaves_what_all_have(tier, tmp_path, world):
+    with injected(STUCK):
+        server = tier("glm-4.7-bf16", world_size=world, ready=False)
+        server.wait_ready(240)
+    first, _ = ask(server, FIRST)
+    settle(server, "spilled", 1)
+    (tmp_path / "disk" / "stop").touch()
+    second, _ = ask(server, SECOND)
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "disk" / "half").exists():
+        assert time.monotonic() < deadline, server.log
+        time.sleep(0.05)
+    server.actor("engine", 1).kill()
+    assert server.process.wait(30) == 2
+    assert "engine of rank 1 was killed by signal 9" in server.log
+
+    again = tier("glm-4.7-bf16", world_size=world, ready=False)
+    again.wait_ready(240)
+    assert "entries of an earlier run taken over" in again.log
+    assert ask(again, FIRST) == (first, 448)
+    assert ask(again, SECOND) == (second, 0)
+    assert settle(again, "restored", 1)["restore_failed"] == 0
+    assert again.stop() == 0
+    assert f"op streams of {world} ranks: identical" in again.log

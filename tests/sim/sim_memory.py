@@ -26,6 +26,9 @@ class SimMemory(PaperEngine):
     block_bytes = BLOCK_BYTES
     snapshot_bytes = SNAPSHOT_BYTES
 
+    def staging(self, size):
+        return memoryview(bytearray(size))
+
     def read_block(self, block, out):
         out[:BLOCK_BYTES] = _bytes(self.blocks[block])
 

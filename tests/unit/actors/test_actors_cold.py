@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from actors.cold_disk import ColdDisk, ColdFiles, ColdMover
 from actors.cold_folder import OsFile, OsFolder
 from actors.cold_log import ColdLog
-from actors.cold_slab import Slab, aligned
+from actors.cold_slab import Slab
 from dgpp.cache.cold_contents import ColdContents, pages_of
 from dgpp.cache.cold_ops import (
     INVENTORY,
@@ -30,6 +30,7 @@ from dgpp.cache.cold_ops import (
 from dgpp.cache.cold_room import cold_room
 from dgpp.cache.cold_votes import ColdVotes
 from dgpp.errors import ConfigError
+from kernels_numba.cpu.memory import page_aligned
 
 PAGES = 9
 PAGE = 4096
@@ -278,10 +279,10 @@ def test_a_slab_is_one_servers_and_leaves_room_for_others(tmp_path):
     file = tmp_path / "deep" / "rank0.slab"
     slab = open_slab(file.parent)
     assert file.stat().st_mode & 0o777 == 0o600
-    page = aligned(PAGE)
+    page = page_aligned(PAGE)
     page[:] = bytes(range(256)) * 16
     slab.write(2, page)
-    out = aligned(PAGE)
+    out = page_aligned(PAGE)
     slab.read(2, out)
     assert bytes(out) == bytes(page)
     with pytest.raises(ConfigError, match="in use by another server"):
@@ -295,7 +296,7 @@ def test_a_slab_is_one_servers_and_leaves_room_for_others(tmp_path):
 
 def test_a_page_written_in_pieces_is_whole_or_an_error(tmp_path, monkeypatch):
     slab = open_slab(tmp_path)
-    page, out = aligned(PAGE), aligned(PAGE)
+    page, out = page_aligned(PAGE), page_aligned(PAGE)
     page[:] = bytes(range(256)) * 16
     whole = OsFile.write
     with monkeypatch.context() as patch:
@@ -328,6 +329,12 @@ class PaperPools:
     def __init__(self) -> None:
         self.blocks = [bytes([number]) * self.block_bytes for number in range(1, 5)]
         self.kept = [bytes([16 * number]) * self.snapshot_bytes for number in range(1, 3)]
+
+    def staging(self, size):
+        return page_aligned(size)
+
+    def fence(self):
+        """What was called is done."""
 
     def read_block(self, block, out):
         out[: self.block_bytes] = self.blocks[block]
