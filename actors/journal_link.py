@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from dgpp.net.journal_errors import FrameError
-from dgpp.net.journal_frames import NUMBERS, FrameReader, encode, header
+from dgpp.net.journal_frames import UNNUMBERED, FrameReader, encode, following, header
 
 
 class JournalLink(asyncio.Protocol):
@@ -29,7 +29,7 @@ class JournalLink(asyncio.Protocol):
         on_end: Callable[[str], object],
     ) -> None:
         self._reader = FrameReader(messages, limit, unread, numbered=True)
-        self._sent = 0
+        self._sent = UNNUMBERED
         self._on_message = on_message
         self._on_garbage = on_garbage
         self._on_end = on_end
@@ -61,8 +61,8 @@ class JournalLink(asyncio.Protocol):
     def send_body(self, body: bytes) -> None:
         """Send what `encode` made. After the end of the connection this does nothing."""
         if self._transport is not None:
+            self._sent = following(self._sent)
             self._transport.writelines((header(body, self._sent), body))
-            self._sent = (self._sent + 1) % NUMBERS
 
     def close(self) -> None:
         """End the connection once all is sent."""

@@ -2,9 +2,9 @@
 
 A frame is the three bytes `DGJ`, the protocol number, u32 body bytes, u32 number, u32 CRC-32 of the
 body and that number (all big-endian), then the body in msgpack. Frames of a running journal are
-numbered from 0 on in each direction, so that none is lost, doubled or out of place unseen; before
-that the number is 0. The bound is known before a frame is read: a few KiB until the other side has
-proved who it is.
+numbered from 1 on in each direction, so that none is lost, doubled or out of place unseen; before
+the first of them, while ranks join, the number is 0. The bound is known before a frame is read: a
+few KiB until the other side has proved who it is.
 """
 
 from __future__ import annotations
@@ -30,19 +30,25 @@ FROM_LEADER_BYTES = 272 << 20
 _MAGIC = b"DGJ"
 _HEADER = struct.Struct(">3sBIII")
 _NUMBER = struct.Struct(">I")
-NUMBERS = 1 << 32
+UNNUMBERED = 0
+LAST_NUMBER = (1 << 32) - 1
 
 encode = msgspec.msgpack.Encoder().encode
 """A message as the body of a frame."""
 
 
-def header(body: bytes, number: int = 0) -> bytes:
+def following(number: int) -> int:
+    """The number after `number`."""
+    return number % LAST_NUMBER + 1
+
+
+def header(body: bytes, number: int = UNNUMBERED) -> bytes:
     """What goes before `body` in a frame."""
     checksum = zlib.crc32(_NUMBER.pack(number), zlib.crc32(body))
     return _HEADER.pack(_MAGIC, PROTOCOL, len(body), number, checksum)
 
 
-def frame(message: msgspec.Struct, number: int = 0) -> bytes:
+def frame(message: msgspec.Struct, number: int = UNNUMBERED) -> bytes:
     """`message` as bytes to send."""
     body = encode(message)
     return header(body, number) + body
@@ -52,7 +58,7 @@ class FrameReader:
     """Cuts what arrives into messages of `messages` (a union of tagged Structs).
 
     Holds at most one frame of `limit` bytes and what came behind it in the same read. With
-    `numbered` frames must come as they are numbered.
+    `numbered` frames must come as they are numbered, but for what was sent before the first number.
     """
 
     def __init__(
@@ -61,7 +67,8 @@ class FrameReader:
         self._decode = msgspec.msgpack.Decoder(messages).decode
         self._limit = limit
         self._numbered = numbered
-        self._due = 0
+        self._due = 1
+        self._begun = False
         self._buffer = bytearray(unread)
         self._start = 0
 
@@ -95,13 +102,18 @@ class FrameReader:
         if zlib.crc32(_NUMBER.pack(number), zlib.crc32(body)) != checksum:
             raise FrameError(f"a frame of {length} bytes is damaged (CRC-32)")
         if self._numbered:
-            if number != self._due:
-                raise FrameError(f"frame {number} came, {self._due} was due: lost or out of order")
-            self._due = (self._due + 1) % NUMBERS
+            self._check_number(number)
         try:
             return self._decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise FrameError(f"a frame is none of the messages expected here: {error}") from error
+
+    def _check_number(self, number: int) -> None:
+        if number == UNNUMBERED and not self._begun:
+            return
+        if number != self._due:
+            raise FrameError(f"frame {number} came, {self._due} was due: lost or out of order")
+        self._begun, self._due = True, following(number)
 
     def _check_beginning(self) -> None:
         """Refuse garbage at its first bytes: fewer than a header may be all that ever comes."""

@@ -13,6 +13,15 @@ INSTANT_S = 1e-9
 """What keeps timers in their order: those of one moment run in any."""
 
 
+class _Call:
+    """A callback with the handle by which it can be cancelled."""
+
+    __slots__ = ("args", "callback", "handle")
+
+    def __init__(self, callback, args) -> None:
+        self.callback, self.args = callback, args
+
+
 class RankLoop(asyncio.AbstractEventLoop):
     """What actors need of a loop. `ledger` is the run's, for the roles that stand in for others."""
 
@@ -35,6 +44,13 @@ class RankLoop(asyncio.AbstractEventLoop):
         parked, self._parked = self._parked, []
         for place, (callback, args) in enumerate(parked):
             self._loop.call_at(self._loop.time() + place * INSTANT_S, self.run, callback, *args)
+
+    def fire(self, call) -> None:
+        """Run what was called for, unless it was cancelled meanwhile, be it while it was parked."""
+        if self.paused or self.dead:
+            self._parked.append((self.fire, (call,)))
+        elif not call.handle.cancelled():
+            self.run(call.callback, *call.args)
 
     def kill(self) -> None:
         """As SIGKILL: nothing of this rank ever runs again."""
@@ -73,7 +89,9 @@ class RankLoop(asyncio.AbstractEventLoop):
         return self._loop.clock_ns()
 
     def call_soon(self, callback, *args, context=None):
-        return self._loop.call_soon(self.run, callback, *args, context=context)
+        call = _Call(callback, args)
+        call.handle = self._loop.call_soon(self.fire, call, context=context)
+        return call.handle
 
     call_soon_threadsafe = call_soon
 
@@ -81,7 +99,9 @@ class RankLoop(asyncio.AbstractEventLoop):
         return self._loop.moment()
 
     def call_at(self, when, callback, *args, context=None):
-        return self._loop.call_at(when, self.run, callback, *args, context=context)
+        call = _Call(callback, args)
+        call.handle = self._loop.call_at(when, self.fire, call, context=context)
+        return call.handle
 
     def call_later(self, delay, callback, *args, context=None):
         return self.call_at(self._loop.time() + delay, callback, *args, context=context)

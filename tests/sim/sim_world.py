@@ -40,6 +40,7 @@ class Run:
     def __init__(self, case: Case, *, aloud: bool = False, life: int = 1, disks=()) -> None:
         self.case = case
         self.life = life
+        self.later = None
         self._aloud = aloud
         self.ledger = Ledger(case)
         self.loop = VirtualLoop(case.seed + life - 1)
@@ -59,7 +60,7 @@ class Run:
 
     def play(self, audit=lambda run: None) -> Run:
         """Runs to the end of every rank; `audit` looks at what it left. Then, where the case has
-        another life, that."""
+        another life, that, as `later`."""
         logging.disable(logging.NOTSET if self._aloud else logging.CRITICAL)
         self.loop.set_exception_handler(lambda loop, context: self.errors.append(context))
         # What a run leaves in circles is small; looking for it all the time takes two fifths.
@@ -70,7 +71,9 @@ class Run:
         finally:
             gc.enable()
             logging.disable(logging.NOTSET)
-        return self.after().play(audit) if self.life < self.case.lives else self
+        if self.life < self.case.lives:
+            self.later = self.after().play(audit)
+        return self
 
     def after(self) -> Run:
         """The next life, on the disks of this one."""

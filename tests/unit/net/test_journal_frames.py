@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgpp.net.journal_errors import FrameError
-from dgpp.net.journal_frames import FROM_LEADER_BYTES, PROTOCOL, FrameReader, frame, header
+from dgpp.net.journal_frames import (
+    FROM_LEADER_BYTES,
+    LAST_NUMBER,
+    PROTOCOL,
+    FrameReader,
+    following,
+    frame,
+    header,
+)
 from dgpp.net.journal_messages import Applied, Beat, Ended, FromLeader, FromRank, Point, Tick
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.request import Record, Submit, pack_ids
@@ -127,11 +135,12 @@ def test_submits_without_their_prompts_are_refused(numbers):
 @pytest.mark.parametrize(
     ("numbers", "said"),
     [
-        ((0, 2), "frame 2 came, 1 was due: lost or out of order"),
-        ((0, 0), "frame 0 came, 1 was due"),
-        ((1,), "frame 1 came, 0 was due"),
+        ((0, 0, 1, 3), "frame 3 came, 2 was due: lost or out of order"),
+        ((1, 1), "frame 1 came, 2 was due"),
+        ((2,), "frame 2 came, 1 was due"),
+        ((1, 0), "frame 0 came, 2 was due"),
     ],
-    ids=["lost", "doubled", "swapped"],
+    ids=["lost", "doubled", "swapped", "joining"],
 )
 def test_frames_of_a_running_journal_come_as_they_are_numbered(numbers, said):
     reader = FrameReader(FromRank, 100, numbered=True)
@@ -141,3 +150,7 @@ def test_frames_of_a_running_journal_come_as_they_are_numbered(numbers, said):
         assert reader.take() == Applied(1)
     with pytest.raises(FrameError, match=said):
         reader.take()
+
+
+def test_numbers_begin_anew_at_one():
+    assert [following(0), following(1), following(LAST_NUMBER)] == [1, 2, 1]
