@@ -7,7 +7,8 @@ import errno
 import platform
 
 _NUMBERS = {"x86_64": 202, "aarch64": 98}
-_NUMBER = _NUMBERS.get(platform.machine(), 98)
+FUTEX_NUMBER = _NUMBERS.get(platform.machine(), 98)
+"""Of the system call."""
 _WAIT, _WAKE = 0, 1
 _EVERYBODY = 2**31 - 1
 
@@ -24,7 +25,7 @@ def futex_wait(address: int, expected: int, timeout_s: float) -> bool:
     whole = int(timeout_s)
     limit = _Timespec(whole, int((timeout_s - whole) * 1e9))
     result = _syscall(
-        ctypes.c_long(_NUMBER),
+        ctypes.c_long(FUTEX_NUMBER),
         ctypes.c_void_p(address),
         ctypes.c_int(_WAIT),
         ctypes.c_uint32(expected & 0xFFFFFFFF),
@@ -38,7 +39,7 @@ def futex_wait(address: int, expected: int, timeout_s: float) -> bool:
 def futex_wake(address: int) -> None:
     """Wake whoever sleeps on the word."""
     _syscall(
-        ctypes.c_long(_NUMBER),
+        ctypes.c_long(FUTEX_NUMBER),
         ctypes.c_void_p(address),
         ctypes.c_int(_WAKE),
         ctypes.c_int(_EVERYBODY),

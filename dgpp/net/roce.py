@@ -60,6 +60,12 @@ class RoceDevice(msgspec.Struct, frozen=True):
     def active(self) -> bool:
         return self.state.endswith("ACTIVE")
 
+    @property
+    def gbps(self) -> float:
+        """Gb/s of the port, 0 where the kernel does not say."""
+        told = self.rate.split(" ", 1)[0]
+        return float(told) if told.replace(".", "", 1).isdecimal() else 0.0
+
     def gid(self, pinned: int = -1) -> Gid:
         """The entry `pinned`, else the first that serves. Raises ConfigError."""
         if pinned >= 0:

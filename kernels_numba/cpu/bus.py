@@ -21,7 +21,7 @@ from kernels_numba.cpu.atomics import (
     pause,
     store_release,
 )
-from kernels_numba.cpu.pointers import view_i64, view_u8
+from kernels_numba.cpu.pointers import view_i32, view_i64, view_u8
 from kernels_numba.jit import kernel
 from kernels_numba.meeting import CELL_BYTES
 
@@ -199,6 +199,13 @@ def spin(address: int, value: int, spins: int) -> bool:
             return True
         pause()
     return False
+
+
+@kernel()
+def set_word(address: int, value: int) -> None:
+    """Store a 32-bit word, in one order with all that this thread loads afterwards."""
+    view_i32(address, 1)[0] = np.int32(value)
+    full_fence()
 
 
 @kernel()

@@ -8,20 +8,12 @@
 // Lines have two sides, used in turn. A rank that begins collective g has all lines of g - 1, whose
 // senders have left g - 2: no line is overwritten before it was read.
 #include "common.cuh"
+#include "waiting.cuh"
 
 constexpr int MOST_RANKS = 8;
 constexpr int THREADS = 256;
 constexpr int BLOCKS = 64;
 constexpr int LARGE_BLOCKS = 128;
-constexpr int POLLS = 1024;
-
-// Words of the host's memory that a waiting kernel looks at, and where it leaves what it found; from
-// TOLD on what was counted before the last gather.
-enum { ABORT = 0, FAILED = 1, LIMIT_NS = 2, TOLD = 3 };
-
-// What is counted on the device, where replays count as well. WAITED is in cycles: the clock that
-// knows the time takes as long to read as a line takes to come.
-enum { SUMS = 0, GATHERS = 1, BYTES = 2, WAITS = 3, WAITED = 4, TALLIES = 5 };
 
 typedef unsigned __int128 u128;
 
@@ -51,57 +43,6 @@ __device__ __forceinline__ Line get_line(u64 at) {
     asm volatile("ld.relaxed.sys.global.b128 %0, [%1];" : "=q"(line) : "l"(at) : "memory");
     return {static_cast<u64>(line), static_cast<u64>(line >> 64)};
 }
-
-__device__ __forceinline__ void put_flag(u64 at, u64 number) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(at), "l"(number) : "memory");
-}
-
-__device__ __forceinline__ u64 get_flag(u64 at) {
-    u64 number;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(number) : "l"(at) : "memory");
-    return number;
-}
-
-__device__ __forceinline__ u64 now_ns() {
-    u64 now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    return now;
-}
-
-__device__ __forceinline__ u64 now_cycles() {
-    u64 now;
-    asm volatile("mov.u64 %0, %clock64;" : "=l"(now));
-    return now;
-}
-
-// Polls that take too long, or that the host has called off. FAILED gets 1 + the missing rank. The
-// thread that is `noted` says how long it waited.
-struct Patience {
-    volatile u64* host;
-    bool noted;
-    int polls = 0;
-    u64 began = 0, since = 0;
-
-    __device__ __forceinline__ bool lost(int rank) {
-        if (polls == 0 && noted) since = now_cycles();
-        if (++polls % POLLS != 0) return false;
-        if (began == 0) began = now_ns();
-        if (host[ABORT] == 0 && now_ns() - began < host[LIMIT_NS]) return false;
-        if (host[FAILED] == 0) host[FAILED] = static_cast<u64>(rank) + 1;
-        host[ABORT] = 1;
-        return true;
-    }
-
-    // One more of `kind`, with `bytes` of this rank's. Nobody reads the sums here: nothing waits.
-    __device__ __forceinline__ void note(u64* tally, int kind, u64 bytes) const {
-        if (!noted) return;
-        atomicAdd(tally + kind, 1ull);
-        atomicAdd(tally + BYTES, bytes);
-        if (polls == 0) return;
-        atomicAdd(tally + WAITS, 1ull);
-        atomicAdd(tally + WAITED, now_cycles() - since);
-    }
-};
 
 __device__ __forceinline__ bool is_first_thread() { return blockIdx.x == 0 && threadIdx.x == 0; }
 

@@ -91,10 +91,11 @@ def padded_head(head_dim: int) -> int:
 
 
 ROWS, ROTARY, MOE, PICK = Unit("rows"), Unit("rotary"), Unit("moe"), Unit("pick")
-RANDOM, STEP, COLLECTIVE = (
+RANDOM, STEP, COLLECTIVE, BUS = (
     Unit("random"),
     Unit("step"),
     Unit("collective", flags=("-device-int128",)),
+    Unit("bus"),
 )
 
 
@@ -107,4 +108,4 @@ def shared_units() -> list[Unit]:
 def all_units(head_dims: tuple[int, ...] = (16, 64, 96, 128, 256)) -> list[Unit]:
     """Every source in every form it is compiled in, for heads of these widths."""
     wide = map(attend_wide_unit, WIDE_HEADS)
-    return [*shared_units(), RANDOM, COLLECTIVE, *map(attention_unit, head_dims), *wide]
+    return [*shared_units(), RANDOM, COLLECTIVE, BUS, *map(attention_unit, head_dims), *wide]

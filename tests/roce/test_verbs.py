@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import subprocess
 import sys
@@ -11,18 +12,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from ends import End, Told
+from ends import close_end, open_end
+from verbs_end import Done, Told
 
 from dgpp.net.roce import chosen
 from dgpp.net.verbs.by_pyverbs import load
-from dgpp.net.verbs.errors import (
-    DeviceError,
-    LocalAccessError,
-    PeerUnreachableError,
-    QueueBrokenError,
-    RemoteAccessError,
-)
-from dgpp.net.verbs.library import Event, Status, require_done
+from dgpp.net.verbs.errors import DeviceError, PeerUnreachableError
+from dgpp.net.verbs.library import Status, failure
 
 MOST = 8 << 20
 SIZES = [1, 63, 64, 1023, 1024, 1025, 4097, 8192, 65536, 262144, (1 << 20) + 3, MOST]
@@ -30,12 +26,12 @@ SIZES = [1, 63, 64, 1023, 1024, 1025, 4097, 8192, 65536, 262144, (1 << 20) + 3, 
 
 @contextmanager
 def connected(devices, gid_index, **options):
-    pair = [End(name, gid_index, **options) for name in devices]
+    pair = [open_end(name, gid_index, **options) for name in devices]
     for end, other in (pair, pair[::-1]):
         end.connect(other.told())
     yield pair
     for end in pair:
-        end.close()
+        close_end(end)
 
 
 @pytest.fixture
@@ -44,15 +40,12 @@ def ends(devices, gid_index):
         yield pair
 
 
-def test_writes_with_immediates_cross_both_ways(ends):
-    for (end, other), immediate in ((ends, 0x12345678), (ends[::-1], 0xFFFFFFFF)):
-        other.receive(9)
+def test_writes_that_are_told_cross_both_ways(ends):
+    for end, other in (ends, ends[::-1]):
+        assert other.receive(9) == 0
         end.mine[:100] = np.arange(100)
-        end.write(4, 100, immediate=immediate)
-        arrived, sent = other.wait(), end.wait()
-        assert (arrived.wr_id, arrived.event, arrived.status) == (9, Event.WRITTEN, Status.DONE)
-        assert (arrived.immediate, arrived.length) == (immediate, 100)
-        assert (sent.wr_id, sent.event, sent.status) == (4, Event.SENT, Status.DONE)
+        assert end.write(100, number=4, told=True) == 0
+        assert (other.wait(), end.wait()) == (Done(9, received=True), Done(4))
         assert np.array_equal(other.theirs[:100], np.arange(100))
 
 
@@ -63,50 +56,41 @@ def test_every_size_arrives_whole(devices, gid_index):
             end.mine[:size] = noise[:size] ^ np.uint8(place)
             other.theirs[size : size + 8] = place
             other.receive(place)
-            end.write(100, size, signaled=False)
-            end.write(place, size, immediate=size)
-            assert other.wait().immediate == size
+            end.write(size, number=100, signaled=False)
+            end.write(size, number=place, told=True)
+            assert other.wait() == Done(place, received=True)
             # The write before, unsignaled, has none.
-            assert end.wait().wr_id == place
+            assert end.wait() == Done(place)
             assert np.array_equal(other.theirs[:size], end.mine[:size])
             assert size == MOST or (other.theirs[size : size + 8] == place).all()
-        assert end.completions.poll(8) == other.completions.poll(8) == []
+        assert end.poll() == other.poll() == []
 
 
-def test_sends_fill_receives_in_order(ends):
-    end, other = ends
-    for wr_id in range(3):
-        other.receive(wr_id, 4096)
-    for wr_id, length in enumerate((10, 4096, 1)):
-        end.mine[:length] = wr_id + 1
-        end.pair.post_send(wr_id, end.start, length, end.region.lkey)
-        arrived = other.wait()
-        assert (arrived.wr_id, arrived.event, arrived.length) == (wr_id, Event.RECEIVED, length)
-        assert (other.theirs[:length] == wr_id + 1).all()
-        assert end.wait().event is Event.SENT
-
-
-def test_a_wrong_key_is_named_and_nothing_is_written(ends):
+def test_a_wrong_key_is_told_and_nothing_is_written(ends):
     end, other = ends
     other.theirs[:64] = 7
-    end.write(5, 64, rkey=end.peer.rkey ^ 0x5A00)
-    failed = end.wait()
-    assert failed.wr_id == 5
-    with pytest.raises(RemoteAccessError, match="rank 2, lane 0: the peer refused"):
-        require_done(failed, "rank 2, lane 0")
+    end.write(64, number=5, rkey=end.peer.rkey ^ 0x5A00)
+    assert end.wait() == Done(5, Status.REMOTE_ACCESS)
     assert (other.theirs[:64] == 7).all()
-    end.write(6, 64)
-    with pytest.raises(QueueBrokenError):
-        require_done(end.wait(), "rank 2, lane 0")
+    end.write(64, number=6)
+    assert end.wait() == Done(6, Status.FLUSHED)
 
 
-def test_memory_that_is_not_registered_is_named(ends):
+def test_memory_that_is_not_registered_is_told(ends):
     end, _other = ends
-    end.pair.post_write(
-        1, end.start + 2 * end.half - 32, 64, end.region.lkey, end.peer.start, end.peer.rkey
-    )
-    with pytest.raises(LocalAccessError):
-        require_done(end.wait(), "rank 1, lane 0")
+    end.write(2 * end.half + 64, number=1)
+    assert end.wait() == Done(1, Status.LOCAL_ACCESS)
+
+
+def test_a_completion_wakes_whoever_asked(ends):
+    end, other = ends
+    other.receive(3)
+    other.completions.arm()
+    assert select.select([other.completions.fd], [], [], 0)[0] == []
+    end.write(64, told=True)
+    assert select.select([other.completions.fd], [], [], 60)[0]
+    other.completions.quiet()
+    assert other.wait() == Done(3, received=True)
 
 
 def test_what_cannot_be_had_is_named(devices, gid_index):
@@ -124,7 +108,7 @@ def test_what_cannot_be_had_is_named(devices, gid_index):
 
 def test_a_killed_peer_is_named(devices, gid_index):
     script = str(Path(__file__).with_name("peer.py"))
-    end = End(devices[0], gid_index)
+    end = open_end(devices[0], gid_index)
     with subprocess.Popen(
         [sys.executable, script, devices[1], str(gid_index)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -133,12 +117,13 @@ def test_a_killed_peer_is_named(devices, gid_index):
         peer.stdin.write(msgspec.json.encode(end.told()).decode() + "\n")
         peer.stdin.flush()
         assert peer.stdout.readline() == "connected\n"
-        end.write(1, 64, immediate=77)
-        assert end.wait().status is Status.DONE
-        assert peer.stdout.readline() == "77\n"
+        end.write(64, number=1, told=True)
+        assert end.wait() == Done(1)
+        assert peer.stdout.readline() == "True\n"
         peer.send_signal(signal.SIGKILL)
         peer.wait()
-        end.write(2, 64)
+        end.write(64, number=2)
+        done = end.wait()
         with pytest.raises(PeerUnreachableError, match="rank 1, lane 1: no answer"):
-            require_done(end.wait(), "rank 1, lane 1")
-    end.close()
+            raise failure(done.status, 0, "rank 1, lane 1")
+    close_end(end)

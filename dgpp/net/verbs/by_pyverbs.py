@@ -1,23 +1,19 @@
-"""The verbs library through pyverbs: rdma-core's own, releases 44 to 59.
-
-Requests are kept and posted again: pyverbs frees one only when it is closed.
-"""
+"""The verbs library through pyverbs: rdma-core's own, releases 44 to 59."""
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import resource
 import secrets
-import socket
-from collections import OrderedDict
 from collections.abc import Callable
 from importlib import import_module
 from ipaddress import IPv6Address
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dgpp.net.roce import PORT, RoceDevice
-from dgpp.net.verbs.errors import DeviceError, LibraryError, PostError
+from dgpp.net.verbs.errors import DeviceError, LibraryError
 from dgpp.net.verbs.library import (
     MIN_RNR_TIMER,
     MTUS,
@@ -26,14 +22,10 @@ from dgpp.net.verbs.library import (
     RNR_RETRIES,
     TIMEOUT,
     Address,
-    Completion,
     CompletionQueue,
-    Event,
-    Status,
 )
+from dgpp.net.verbs.native import calls_of
 
-REQUESTS = 256
-"""Requests a queue pair keeps; a pool's slots are fewer."""
 _HOPS = 64
 
 
@@ -87,19 +79,6 @@ class PyverbsLibrary:
             | numbers["IBV_ACCESS_REMOTE_WRITE"]
             | numbers["IBV_ACCESS_REMOTE_READ"]
         )
-        self.statuses = {
-            numbers["IBV_WC_SUCCESS"]: Status.DONE,
-            numbers["IBV_WC_RETRY_EXC_ERR"]: Status.UNREACHABLE,
-            numbers["IBV_WC_RNR_RETRY_EXC_ERR"]: Status.NOT_READY,
-            numbers["IBV_WC_REM_ACCESS_ERR"]: Status.REMOTE_ACCESS,
-            numbers["IBV_WC_LOC_PROT_ERR"]: Status.LOCAL_ACCESS,
-            numbers["IBV_WC_LOC_LEN_ERR"]: Status.LOCAL_ACCESS,
-            numbers["IBV_WC_WR_FLUSH_ERR"]: Status.FLUSHED,
-        }
-        self.events = {
-            numbers["IBV_WC_RECV"]: Event.RECEIVED,
-            numbers["IBV_WC_RECV_RDMA_WITH_IMM"]: Event.WRITTEN,
-        }
 
     def open(self, device: RoceDevice, pinned: int = -1) -> PyverbsPort:
         """The device's first port, sending from GID `pinned`, else the first that serves.
@@ -112,7 +91,7 @@ class PyverbsLibrary:
                 f"roce bus: {device.name} is {device.state}: check its cable and the other end, "
                 "then `ip link`"
             )
-        return PyverbsPort(self, device.name, gid.index)
+        return PyverbsPort(self, device, gid.index)
 
     def attempt(self, what: str, remedy: str, make: Callable[[], Any]) -> Any:
         """What `make` returns. Raises DeviceError."""
@@ -125,8 +104,9 @@ class PyverbsLibrary:
 class PyverbsPort:
     """Implements `dgpp.net.verbs.library.Port`."""
 
-    def __init__(self, library: PyverbsLibrary, name: str, index: int) -> None:
-        self.library, self.name, self.index = library, name, index
+    def __init__(self, library: PyverbsLibrary, device: RoceDevice, index: int) -> None:
+        name = device.name
+        self.library, self.name, self.index, self.gbps = library, name, index, device.gbps
         attempt = library.attempt
         self._context = attempt(
             f"cannot open {name}",
@@ -158,9 +138,10 @@ class PyverbsPort:
         made = self.library.attempt(
             f"no completion queue of {depth} on {self.name}",
             "`ibv_devinfo -v` says what it has room for",
-            lambda: self.library.cq.CQ(self._context, depth, None, None, 0),
+            lambda: PyverbsCompletions(self.library, self._context, depth),
         )
-        return PyverbsCompletions(self.library, made)
+        assert isinstance(made, PyverbsCompletions)
+        return made
 
     def register(self, address: int, length: int) -> PyverbsRegion:
         library = self.library
@@ -173,7 +154,7 @@ class PyverbsPort:
 
     def queue_pair(self, completions: CompletionQueue, depth: int) -> PyverbsQueuePair:
         assert isinstance(completions, PyverbsCompletions)
-        return PyverbsQueuePair(self, self._domain, completions.queue, depth)
+        return PyverbsQueuePair(self, self._domain, self._context, completions.queue, depth)
 
     def close(self) -> None:
         if self._domain is not None:
@@ -196,60 +177,34 @@ class PyverbsRegion:
 class PyverbsCompletions:
     """Implements `dgpp.net.verbs.library.CompletionQueue`."""
 
-    def __init__(self, library: PyverbsLibrary, queue: Any) -> None:
-        self.queue = queue
-        self._statuses, self._events = library.statuses, library.events
+    def __init__(self, library: PyverbsLibrary, context: Any, depth: int) -> None:
+        before = _event_fds()
+        self._channel = library.cq.CompChannel(context)
+        # Release 44 does not tell.
+        self.fd = next(iter(_event_fds() - before), getattr(self._channel, "fd", -1))
+        self.queue = library.cq.CQ(context, depth, None, self._channel, 0)
 
-    def poll(self, most: int) -> list[Completion]:
-        _count, entries = self.queue.poll(most)
-        return [self._completion(entry) for entry in entries]
+    def arm(self) -> None:
+        self.queue.req_notify()
 
-    def _completion(self, entry: Any) -> Completion:
-        status = self._statuses.get(entry.status, Status.OTHER)
-        if status is not Status.DONE:
-            detail = f"status {entry.status}, vendor {entry.vendor_err:#x}"
-            return Completion(entry.wr_id, Event.FAILED, status, detail=detail)
-        event = self._events.get(entry.opcode, Event.SENT)
-        if event is Event.SENT:
-            return Completion(entry.wr_id, event)
-        immediate = socket.ntohl(entry.imm_data) if event is Event.WRITTEN else 0
-        return Completion(entry.wr_id, event, status, immediate, entry.byte_len)
+    def quiet(self) -> None:
+        self._channel.get_cq_event(self.queue)
+        self.queue.ack_events(1)
 
     def close(self) -> None:
         self.queue.close()
-
-
-class _Requests:
-    """Requests by what they say, the least recently posted closed when there are too many."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[int, ...], Any] = OrderedDict()
-
-    def get(self, key: tuple[int, ...], make: Callable[[], Any]) -> Any:
-        request = self._kept.get(key)
-        if request is not None:
-            self._kept.move_to_end(key)
-            return request
-        if len(self._kept) >= REQUESTS:
-            # Posted requests were copied into the adapter's queue: nothing reads this one any more.
-            self._kept.popitem(last=False)[1].close()
-        request = self._kept[key] = make()
-        return request
-
-    def close(self) -> None:
-        while self._kept:
-            self._kept.popitem()[1].close()
+        self._channel.close()
 
 
 class PyverbsQueuePair:
     """Implements `dgpp.net.verbs.library.QueuePair`; INIT as soon as it is made."""
 
-    def __init__(self, port: PyverbsPort, domain: Any, completions: Any, depth: int) -> None:
+    def __init__(
+        self, port: PyverbsPort, domain: Any, context: Any, completions: Any, depth: int
+    ) -> None:
         self._port = port
         library = self._library = port.library
         numbers = self._numbers = library.numbers
-        self._depth = depth
-        self._sends, self._receives = _Requests(), _Requests()
         capacity = library.qp.QPCap(depth, depth, 1, 1, 0)
         initial = library.qp.QPInitAttr(
             qp_type=numbers["IBV_QPT_RC"], scq=completions, rcq=completions, cap=capacity,
@@ -265,6 +220,7 @@ class PyverbsQueuePair:
         )
         psn = secrets.randbits(NUMBER_BITS)
         self.address = Address(int(self._pair.qp_num), psn, port.gid)
+        self.calls = calls_of(self._pair, int(context.cmd_fd), self.address.number)
 
     def connect(self, peer: Address, mtu: int) -> None:
         library, numbers = self._library, self._numbers
@@ -290,73 +246,18 @@ class PyverbsQueuePair:
             lambda: self._pair.to_rts(attributes),
         )
 
-    def post_receive(self, wr_id: int, address: int, length: int, lkey: int) -> None:
-        wr = self._library.wr
-
-        def make() -> Any:
-            element = wr.SGE(address, length, lkey)
-            try:
-                return wr.RecvWR(num_sge=1, sg=[element])
-            finally:
-                element.close()
-
-        request = self._receives.get((address, length, lkey), make)
-        request.wr_id = wr_id
-        self._post(self._pair.post_recv, request)
-
-    def post_send(
-        self, wr_id: int, address: int, length: int, lkey: int, *, signaled: bool = True
-    ) -> None:
-        request = self._request("IBV_WR_SEND", address, length, lkey, 0, 0, signaled)
-        request.wr_id = wr_id
-        self._post(self._pair.post_send, request)
-
-    def post_write(
-        self, wr_id: int, address: int, length: int, lkey: int, remote: int, rkey: int, *,
-        immediate: int | None = None, signaled: bool = True,
-    ) -> None:  # fmt: skip
-        opcode = "IBV_WR_RDMA_WRITE" if immediate is None else "IBV_WR_RDMA_WRITE_WITH_IMM"
-        request = self._request(opcode, address, length, lkey, remote, rkey, signaled)
-        request.wr_id = wr_id
-        if immediate is not None:
-            request.imm_data = socket.htonl(immediate)
-        self._post(self._pair.post_send, request)
-
     def close(self) -> None:
         self._pair.close()
-        self._sends.close()
-        self._receives.close()
 
-    def _request(
-        self, opcode: str, address: int, length: int, lkey: int, remote: int, rkey: int,
-        signaled: bool,
-    ) -> Any:  # fmt: skip
-        wr = self._library.wr
-        code = self._numbers[opcode]
-        flags = self._numbers["IBV_SEND_SIGNALED"] if signaled else 0
 
-        def make() -> Any:
-            element = wr.SGE(address, length, lkey)
-            try:
-                request = wr.SendWR(opcode=code, num_sge=1, send_flags=flags, sg=[element])
-            finally:
-                element.close()
-            if code != self._numbers["IBV_WR_SEND"]:
-                request.set_wr_rdma(rkey, remote)
-            return request
-
-        return self._sends.get((code, flags, address, length, lkey, remote, rkey), make)
-
-    def _post(self, post: Callable[[Any], None], request: Any) -> None:
-        try:
-            post(request)
-        except self._library.error as error:
-            full = getattr(error, "error_code", 0) == errno.ENOMEM
-            why = f"its queue of {self._depth} is full" if full else "it is broken"
-            raise PostError(
-                f"roce bus: queue pair {self.address.number} of {self._port.name} takes no work: "
-                f"{why} ({error})"
-            ) from error
+def _event_fds() -> set[int]:
+    """Open completion channels of this process."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if "infinibandevent" in str(entry.readlink()):
+                found.add(int(entry.name))
+    return found
 
 
 def _locking(length: int) -> str:

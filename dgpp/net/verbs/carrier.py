@@ -2,124 +2,180 @@
 
 from __future__ import annotations
 
-from dgpp.net.futex import futex_wake
-from dgpp.net.verbs.errors import BusError
-from dgpp.net.verbs.layout import LINE_BYTES, Pool
-from dgpp.net.verbs.library import Completion, Event, require_done
+import ctypes
+import time
+
+import numpy as np
+
+from dgpp.net.futex import FUTEX_NUMBER
+from dgpp.net.verbs.errors import BusError, PostError
+from dgpp.net.verbs.layout import Pool
+from dgpp.net.verbs.library import failure
 from dgpp.net.verbs.mesh import Link, Mesh
 from dgpp.net.verbs.slab import BusSlab
-from kernels_numba.cpu import bus
-from kernels_numba.meeting import CELL_BYTES
+from kernels_numba.cpu import poller
+from kernels_numba.cpu.requests import REQUEST_WORDS, WC_WORDS
 
-_POLLED = 64
-_PEER_SHIFT = 32
-_LINE = 1 << 31
-"""In a work's number: it carries this rank's line."""
-
-
-class _Channel:
-    def __init__(self, link: Link, slab: BusSlab) -> None:
-        self.link = link
-        self.words = slab.words
-        self.ready, self.released = link.near.ready // 8, link.near.released // 8
-        self.posted = self.credited = self.out = 0
-        for _ in range(link.depth):
-            link.pair.post_receive(link.near.number, link.start, 0, link.lkey)
-
-    def write(
-        self, wr_id: int, start: int, size: int, target: int, *, told: bool, signaled: bool
-    ) -> None:
-        link = self.link
-        link.pair.post_write(
-            wr_id, link.start + start, size, link.lkey, link.remote + target, link.rkey,
-            immediate=wr_id & 0xFFFF if told else None, signaled=signaled,
-        )  # fmt: skip
-        self.out += signaled
-
-    def carry(self) -> None:
-        link = self.link
-        near, far, number = link.near, link.far, link.peer << _PEER_SHIFT | link.near.number
-        while self.posted < self.words[self.ready]:
-            slot = self.posted % near.slots
-            cell = near.send_cells + CELL_BYTES * slot
-            size = self.words[cell // 8 + 3] & 0xFFFFFFFF
-            size = -(-size // 8) * 8
-            if size:
-                self.write(
-                    number, near.send + near.stride * slot, size,
-                    far.receive + far.stride * slot, told=False, signaled=False,
-                )  # fmt: skip
-            self.write(
-                number, cell, CELL_BYTES, far.receive_cells + CELL_BYTES * slot, told=True,
-                signaled=True,
-            )  # fmt: skip
-            self.posted += 1
-        while self.credited < self.words[self.released]:
-            slot = self.credited % near.slots
-            self.write(
-                number, near.staged + CELL_BYTES * slot, CELL_BYTES,
-                far.credits + CELL_BYTES * slot, told=True, signaled=True,
-            )  # fmt: skip
-            self.credited += 1
+BULK_OUT = 4
+"""Messages of a bulk channel that may be on their way at once."""
+WORKS_PER_MESSAGE = 2
 
 
 class Carrier:
-    """Over a connected mesh; receives are posted as soon as it is made. One thread uses it."""
+    """Over a connected mesh; receives are posted as soon as it is made. One thread uses it.
 
-    def __init__(self, mesh: Mesh, slab: BusSlab) -> None:
+    `pace` are picoseconds that a byte of the bulk pool takes at least, by lane; 0 for no pace.
+    """
+
+    def __init__(self, mesh: Mesh, slab: BusSlab, pace: tuple[int, ...] = (0, 0)) -> None:
         self._mesh, self._slab = mesh, slab
-        self._channels = [_Channel(link, slab) for link in mesh.links]
-        self._telling: set[int] = set()
+        # The rank after this one first: all ranks begin with another.
+        self._links = sorted(mesh.links, key=lambda link: (link.peer - mesh.rank) % mesh.world)
         self.culprit = -1
         """The rank whose work failed."""
+        self._records = np.zeros((len(self._links), poller.LINK_WORDS), np.int64)
+        for record, link in zip(self._records, self._links, strict=True):
+            _fill(record, link, slab, pace[link.lane])
+        self._queues = np.array([queue_of(mesh, lane) for lane in range(len(mesh.queues))])
+        self._memory = np.zeros(poller.POLLED * WC_WORDS + REQUEST_WORDS + 2, np.int64)
+        self._loop = np.zeros(poller.LOOP_WORDS, np.int64)
+        self._fill_loop()
+        self._address = int(self._loop.ctypes.data)
+        for place, link in enumerate(self._links):
+            if refused := poller.open_link(self._address, place):
+                whom = mesh.whom(link.peer, link.lane)
+                raise PostError(f"roce bus: {whom}: no receive could be posted (error {refused})")
+
+    def _fill_loop(self) -> None:
+        loop, memory = self._loop, int(self._memory.ctypes.data)
+        calls = self._links[0].pair.calls
+        library = ctypes.CDLL(None)
+        requests = memory + 8 * poller.POLLED * WC_WORDS
+        for word, value in (
+            (poller.LINKS, self._records.ctypes.data),
+            (poller.LINK_COUNT, len(self._links)),
+            (poller.QUEUES, self._queues.ctypes.data),
+            (poller.QUEUE_COUNT, self._queues.size),
+            (poller.POLL, calls.poll),
+            (poller.COMPLETIONS, memory),
+            (poller.REQUESTS, requests),
+            (poller.TIME, requests + 8 * REQUEST_WORDS),
+            (poller.ARRIVALS, self._slab.arrivals),
+            (poller.SYSCALL, _address_of(library.syscall)),
+            (poller.FUTEX, FUTEX_NUMBER),
+            (poller.CLOCK, _address_of(library.clock_gettime)),
+        ):
+            loop[word] = value
 
     @property
     def idle(self) -> bool:
-        """Whether all that was signaled has arrived."""
-        return not any(channel.out for channel in self._channels)
+        """Whether all lines that were to be written have arrived."""
+        told, done = self._records[:, poller.TOLD], self._records[:, poller.DONE]
+        waits = (told > done) | (self._records[:, poller.TELL] != 0)
+        return not (waits & (self._records[:, poller.DEAD] == 0)).any()
 
-    def carry(self) -> None:
-        """Once round. Raises the BusError of the first work that failed."""
-        for channel in self._channels:
-            channel.carry()
-        for lane, queue in enumerate(self._mesh.queues):
-            for done in queue.poll(_POLLED):
-                self._note(done, lane)
+    @property
+    def figures(self) -> dict[str, int]:
+        """What the loop counted: messages sent, calls that post, receives and turns."""
+        words = {
+            "messages": poller.MESSAGES,
+            "posts": poller.POSTS,
+            "received": poller.RECEIVED,
+            "turns": poller.TURNS,
+        }
+        return {name: int(self._loop[word]) for name, word in words.items()}
 
-    def tell(self) -> None:
-        """Write this rank's line to every peer where the last one has arrived."""
-        for channel in self._channels:
-            link = channel.link
-            if link.lane == 0 and link.near.pool is Pool.LATENCY and link.peer not in self._telling:
-                self._telling.add(link.peer)
-                line = self._slab.layout.line(self._slab.rank)
-                number = link.peer << _PEER_SHIFT | _LINE | link.near.number
-                channel.write(number, line, LINE_BYTES, line, told=False, signaled=True)
+    def turn(self) -> bool:
+        """Once round; whether anything was done. Raises the BusError of the first work that
+        failed, but for peers that have left."""
+        while (worked := poller.turn(self._address)) < 0:
+            self._heed_failure()
+        return worked > 0
+
+    def carry(self, until_s: float, idle_s: float) -> bool:
+        """Turns until the monotonic clock reads `until_s`, or there was nothing to do for
+        `idle_s`; whether it was the latter. Raises as `turn`."""
+        until_ns, idle_ns = int(until_s * 1e9), int(min(idle_s, 1e9) * 1e9)
+        while (ended := poller.run(self._address, until_ns, idle_ns)) == poller.FAILURE:
+            self._heed_failure()
+        return ended == poller.IDLE
+
+    def tell(self, *, everywhere: bool = False) -> None:
+        """Write this rank's line to every peer, where the last one has arrived; `everywhere`: by
+        every link, so that all work before it has arrived too when it has."""
+        for record, link in zip(self._records, self._links, strict=True):
+            if everywhere or (link.lane == 0 and link.near.pool is Pool.LATENCY):
+                record[poller.TELL] = 1
 
     def last_words(self, culprit: int) -> None:
         """The line to all but `culprit`, once; whether it arrives does not matter any more."""
-        self._telling = {culprit}
+        self._bury(culprit)
+        self.tell()
         try:
-            self.tell()
-            for queue in self._mesh.queues:
-                queue.poll(_POLLED)
+            self.carry(time.monotonic() + _LAST_WORDS_S, _LAST_WORDS_S)
         except BusError:
             return
 
-    def wake_engine(self) -> None:
-        if bus.arrive(self._slab.arrivals):
-            futex_wake(self._slab.arrivals)
+    def _bury(self, peer: int) -> None:
+        for record, link in zip(self._records, self._links, strict=True):
+            if link.peer == peer:
+                record[poller.DEAD] = 1
 
-    def _note(self, done: Completion, lane: int) -> None:
-        if done.event is Event.WRITTEN:
-            link = self._channels[done.wr_id].link
-            link.pair.post_receive(done.wr_id, link.start, 0, link.lkey)
-            self.wake_engine()
+    def _heed_failure(self) -> None:
+        """Whoever has left is not missed; any other failure raises."""
+        place, status, vendor = (
+            int(self._loop[word]) for word in (poller.FAILED, poller.STATUS, poller.VENDOR)
+        )
+        if place < 0:
+            raise BusError(f"roce bus: a completion queue is broken ({status - poller.REFUSED})")
+        link = self._links[place]
+        if self._slab.left(link.peer):
+            self._bury(link.peer)
             return
-        peer = done.wr_id >> _PEER_SHIFT
-        self._channels[done.wr_id & (_LINE - 1)].out -= 1
-        if done.wr_id & _LINE:
-            self._telling.discard(peer)
-        if done.event is Event.FAILED and not self._slab.left(peer):
-            self.culprit = peer
-            require_done(done, self._mesh.whom(peer, lane))
+        self.culprit = link.peer
+        whom = self._mesh.whom(link.peer, link.lane)
+        if status >= poller.REFUSED:
+            refused = status - poller.REFUSED
+            raise PostError(f"roce bus: {whom}: the queue pair takes no work (error {refused})")
+        raise failure(status, vendor, whom)
+
+
+_LAST_WORDS_S = 0.05
+
+
+def queue_of(mesh: Mesh, lane: int) -> int:
+    """The completion queue of a lane, as its queue pairs know it."""
+    return next(link.pair.calls.queue for link in mesh.links if link.lane == lane)
+
+
+def _fill(record: np.ndarray, link: Link, slab: BusSlab, pace: int) -> None:
+    near, far, calls = link.near, link.far, link.pair.calls
+    bulk = near.pool is Pool.BULK
+    line = slab.layout.line(slab.rank)
+    for word, value in (
+        (poller.PAIR, calls.pair),
+        (poller.POST_SEND, calls.post_send),
+        (poller.POST_RECEIVE, calls.post_receive),
+        (poller.LKEY, link.lkey),
+        (poller.RKEY, link.rkey),
+        (poller.DEPTH, link.depth),
+        (poller.READY, slab.address + near.ready),
+        (poller.RELEASED, slab.address + near.released),
+        (poller.SLOTS, near.slots),
+        (poller.STRIDE, near.stride),
+        (poller.SEND, link.start + near.send),
+        (poller.SEND_CELLS, link.start + near.send_cells),
+        (poller.STAGED, link.start + near.staged),
+        (poller.FAR_RECEIVE, link.remote + far.receive),
+        (poller.FAR_CELLS, link.remote + far.receive_cells),
+        (poller.FAR_CREDITS, link.remote + far.credits),
+        (poller.LINE, link.start + line),
+        (poller.FAR_LINE, link.remote + line),
+        (poller.PACE_PS, pace if bulk else 0),
+        (poller.MOST_OUT, WORKS_PER_MESSAGE * BULK_OUT if bulk else link.depth),
+    ):
+        record[word] = value
+
+
+def _address_of(function: object) -> int:
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """What the RoCE bus needs of a verbs library, and nothing else.
 
 A port makes completion queues, regions and queue pairs; whoever made something closes it, queue
-pairs before what they use. One thread uses a port and all that it made. Nothing here waits.
+pairs before what they use. One thread uses a port and all that it made. Nothing here waits. What is
+posted and polled, millions of times, goes by C functions (`Calls`).
 """
 
 from __future__ import annotations
@@ -34,40 +35,30 @@ MIN_RNR_TIMER = 12
 MTUS = (256, 512, 1024, 2048, 4096)
 
 
-class Status(enum.Enum):
-    """How work ended; the value says it for people."""
+class Status(enum.IntEnum):
+    """How work ended: ibv_wc_status, as far as it tells something of its own."""
 
-    DONE = "done"
-    UNREACHABLE = "no answer after all retries"
-    NOT_READY = "the peer posted no receive"
-    REMOTE_ACCESS = "the peer refused access to its memory"
-    LOCAL_ACCESS = "not memory that this rank registered"
-    FLUSHED = "thrown away, the queue pair had failed before"
-    OTHER = "failed"
-
-
-class Event(enum.Enum):
-    """What a completion is of. Of failed work only its `wr_id` and status are known."""
-
-    SENT = 0
-    """A send or write of this rank has arrived."""
-    RECEIVED = 1
-    """A peer's send filled a posted receive."""
-    WRITTEN = 2
-    """A peer's write with an immediate arrived; it consumed a posted receive and left it empty."""
-    FAILED = 3
+    DONE = 0
+    LOCAL_LENGTH = 1
+    LOCAL_ACCESS = 4
+    FLUSHED = 5
+    REMOTE_ACCESS = 10
+    UNREACHABLE = 12
+    NOT_READY = 13
 
 
-class Completion(NamedTuple):
-    """One piece of work that ended. `length` in bytes, of what was received."""
+class Calls(NamedTuple):
+    """C functions of the verbs library, for compiled code, and their objects: addresses.
 
-    wr_id: int
-    event: Event
-    status: Status = Status.DONE
-    immediate: int = 0
-    length: int = 0
-    detail: str = ""
-    """The library's own number of a failure."""
+    `post_send(pair, ibv_send_wr *, ibv_send_wr **)`, `post_receive(pair, ibv_recv_wr *,
+    ibv_recv_wr **)` give 0 or an errno, `poll(queue, int, ibv_wc *)` a number of completions.
+    """
+
+    pair: int
+    queue: int
+    post_send: int
+    post_receive: int
+    poll: int
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -91,10 +82,16 @@ class Region(Protocol):
 
 
 class CompletionQueue(Protocol):
-    """Where work of queue pairs reports."""
+    """Where work of queue pairs reports. Compiled code polls it."""
 
-    def poll(self, most: int) -> list[Completion]:
-        """What has ended since, at most `most`, oldest first."""
+    fd: int
+    """Readable once something reported after `arm`."""
+
+    def arm(self) -> None:
+        """The next completion makes `fd` readable."""
+
+    def quiet(self) -> None:
+        """Take what made `fd` readable."""
 
     def close(self) -> None: ...
 
@@ -102,28 +99,15 @@ class CompletionQueue(Protocol):
 class QueuePair(Protocol):
     """One end of a reliable connection: what is posted arrives once and in order, or fails.
 
-    Addresses are this process's, lengths bytes up to 2**31. `signaled` work has a completion when
-    it has arrived; other work has one only where it fails. Posting raises PostError.
+    Compiled code posts to it, by `calls`.
     """
 
     address: Address
+    calls: Calls
 
     def connect(self, peer: Address, mtu: int) -> None:
         """To the queue pair `peer`, ready to send; `mtu` is one of MTUS, the same on both sides.
         Receives are posted before a peer may send. Raises DeviceError."""
-
-    def post_receive(self, wr_id: int, address: int, length: int, lkey: int) -> None:
-        """Room for one send, or a slot for one write with an immediate (then `length` may be 0)."""
-
-    def post_send(
-        self, wr_id: int, address: int, length: int, lkey: int, *, signaled: bool = True
-    ) -> None: ...
-
-    def post_write(
-        self, wr_id: int, address: int, length: int, lkey: int, remote: int, rkey: int, *,
-        immediate: int | None = None, signaled: bool = True,
-    ) -> None:  # fmt: skip
-        """Into the peer's memory at `remote`; with an `immediate` (u32) the peer is told."""
 
     def close(self) -> None: ...
 
@@ -138,6 +122,8 @@ class Port(Protocol):
     gid: bytes
     mtu: int
     """Bytes a packet carries at most."""
+    gbps: float
+    """Gb/s; 0 where nobody knows."""
 
     def completion_queue(self, depth: int) -> CompletionQueue: ...
 
@@ -150,26 +136,34 @@ class Port(Protocol):
     def close(self) -> None: ...
 
 
-_REMEDIES: dict[Status, tuple[type[BusError], str]] = {
+_SAID: dict[Status, tuple[type[BusError], str]] = {
     Status.UNREACHABLE: (
         PeerUnreachableError,
-        "its process or machine is gone, or the network between drops; see its log there",
+        "no answer after all retries: its process or machine is gone, or the network drops",
     ),
-    Status.NOT_READY: (PeerNotReadyError, "its process hangs; see its log"),
+    Status.NOT_READY: (
+        PeerNotReadyError,
+        "the peer posted no receive: its process hangs; see its log",
+    ),
     Status.REMOTE_ACCESS: (
         RemoteAccessError,
-        "a key or address of another start: restart all ranks together",
+        "the peer refused access to its memory: restart all ranks together",
     ),
-    Status.LOCAL_ACCESS: (LocalAccessError, "a fault of dgpp, please report it"),
-    Status.FLUSHED: (QueueBrokenError, "the first failure of this peer says why"),
+    Status.LOCAL_ACCESS: (
+        LocalAccessError,
+        "not memory that this rank registered: a fault of dgpp, please report it",
+    ),
+    Status.FLUSHED: (
+        QueueBrokenError,
+        "thrown away, the queue pair had failed before: the first failure of this peer says why",
+    ),
 }
 
 
-def require_done(completion: Completion, whom: str) -> None:
-    """Raises the BusError that names `whom` (as in "rank 2, lane 0") unless the work is done."""
-    status = completion.status
-    if status is Status.DONE:
-        return
-    kind, remedy = _REMEDIES.get(status, (BusError, "see the kernel's log (dmesg)"))
-    detail = f" ({completion.detail})" if completion.detail else ""
-    raise kind(f"roce bus: {whom}: {status.value}{detail}: {remedy}")
+def failure(status: int, vendor: int, whom: str) -> BusError:
+    """The error that names `whom` (as in "rank 2, lane 0") for work that ended so; `vendor` is the
+    library's own number of it."""
+    kind, said = BusError, "failed: see the kernel's log (dmesg)"
+    if status in set(Status):
+        kind, said = _SAID.get(Status(status), (kind, said))
+    return kind(f"roce bus: {whom}: {said} (status {status}, vendor {vendor:#x})")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import select
 import socket
 import time
 from collections.abc import Sequence
@@ -11,7 +14,9 @@ import msgspec
 
 from dgpp.errors import DgppError
 from dgpp.net.errors import CollectiveError
+from dgpp.net.futex import futex_wake
 from dgpp.net.verbs.carrier import Carrier
+from dgpp.net.verbs.frames import RankFrame
 from dgpp.net.verbs.layout import Layout
 from dgpp.net.verbs.library import Port
 from dgpp.net.verbs.mesh import Mesh
@@ -19,7 +24,12 @@ from dgpp.net.verbs.rendezvous import Gathering, Joining
 from dgpp.net.verbs.slab import BusFiles, BusSlab, State
 from dgpp.net.verbs.table import Party
 from dgpp.net.watch import LOOK_S, Limits, Patience
+from kernels_numba.cpu import bus
 
+NAP_S = 1e-3
+"""How long a poller looks for work before it sleeps, where every process has a CPU."""
+MARGIN = 0.85
+_STEP_S = 0.01
 FAREWELL_S = 1.0
 """How long a poller that ends waits until its last words have arrived."""
 
@@ -37,14 +47,31 @@ class Meeting(msgspec.Struct, frozen=True):
 
 class Poller:
     """`ports` are the lanes' and stay the caller's. `join`, then `run` in a thread of its own,
-    `stop` from any, then `close`."""
+    `stop` from any, then `close`.
 
-    def __init__(self, files: BusFiles, rank: int, layout: Layout, ports: Sequence[Port]) -> None:
+    After `nap_s` without work it sleeps until a completion or the engine wakes it. `paced`: large
+    messages leave no faster than the peers' ports take them from all ranks at once.
+    """
+
+    def __init__(
+        self,
+        files: BusFiles,
+        rank: int,
+        layout: Layout,
+        ports: Sequence[Port],
+        *,
+        nap_s: float | None = None,
+        paced: bool = True,
+    ) -> None:
         self.rank, self.layout = rank, layout
         self.slab = BusSlab(files, rank, layout)
         self._mesh = Mesh(ports, rank, layout, self.slab.address)
+        self._nap_s = default_nap_s(layout.world) if nap_s is None else nap_s
+        lanes = range(layout.lanes)
+        self._pace = tuple(pace(ports[lane].gbps, layout) if paced else 0 for lane in lanes)
         self._carrier: Carrier | None = None
         self._stopped = False
+        self.naps = 0
 
     async def join(self, meeting: Meeting, listener: socket.socket | None = None) -> None:
         """Meet the other ranks' pollers; `listener` is rank 0's, which listens at ports.fabric.
@@ -54,11 +81,10 @@ class Poller:
         except DgppError as error:
             self.slab.fail(-1, str(error), 1)
             raise
-        self.slab.poller_beat()
-        self.slab.state = State.JOINED
+        self.opened()
 
     async def _join(self, meeting: Meeting, listener: socket.socket | None) -> None:
-        party = Party(meeting.version, meeting.token, self._mesh.frame())
+        party = Party(meeting.version, meeting.token, self.frame())
         side: Gathering | Joining
         if self.rank == 0:
             assert listener is not None
@@ -66,37 +92,83 @@ class Poller:
         else:
             side = Joining(meeting.host, meeting.port, party, meeting.timeout_s)
         try:
-            self._mesh.connect(
-                await (side.gather() if isinstance(side, Gathering) else side.join())
-            )
-            self._carrier = Carrier(self._mesh, self.slab)
+            self.connect(await (side.gather() if isinstance(side, Gathering) else side.join()))
             await side.ready()
         finally:
             await side.close()
 
+    def frame(self) -> RankFrame:
+        """What the other ranks' pollers must know of this one."""
+        return self._mesh.frame()
+
+    def connect(self, table: Sequence[RankFrame]) -> None:
+        """To all of `table`, everyone's frame by rank: then they may send. Raises BusError."""
+        self._mesh.connect(table)
+        self._carrier = Carrier(self._mesh, self.slab, self._pace)
+        # Compiled now, and not while others wait for this rank's first message.
+        self._carrier.carry(0.0, 0.0)
+
+    def opened(self) -> None:
+        """All ranks have connected: the engine may begin."""
+        self.slab.poller_beat()
+        self.slab.state = State.JOINED
+
+    @property
+    def carrier(self) -> Carrier:
+        assert self._carrier is not None, "connected first"
+        return self._carrier
+
     def run(self) -> None:
         """Carry until the engine is done or `stop` is called. Raises CollectiveError where the bus
         broke, which the engine is told too."""
-        assert self._carrier is not None, "joined first"
+        carrier = self.carrier
         watch = Watch(self.slab)
         due = 0.0
         try:
             while not (self._stopped or self.slab.asked_to_stop):
-                self._carrier.carry()
+                if carrier.carry(due, self._nap_s):
+                    self._nap(carrier, due)
                 if time.monotonic() >= due:
                     due = time.monotonic() + LOOK_S
                     self.slab.poller_beat()
-                    self._carrier.tell()
+                    carrier.tell()
                     watch.look()
-            self._farewell(self._carrier)
+            self._farewell(carrier)
             self.slab.state = State.ENDED
         except CollectiveError as error:
-            culprit = self._carrier.culprit if watch.culprit < 0 else watch.culprit
-            self._break(self._carrier, culprit, error)
+            self.broke(carrier.culprit if watch.culprit < 0 else watch.culprit, error)
             raise
+
+    def _nap(self, carrier: Carrier, until_s: float) -> None:
+        """Sleep until there is something to do, or the clock reads `until_s`."""
+        slab, queues = self.slab, {queue.fd: queue for queue in self._mesh.queues}
+        bus.set_word(slab.rests, 1)
+        try:
+            for queue in queues.values():
+                queue.arm()
+            # What came or was announced before that rings no bell.
+            if carrier.turn() or self._stopped or slab.asked_to_stop:
+                return
+            self.naps += 1
+            for fd in self._bells(max(0.0, until_s - time.monotonic())):
+                if fd == slab.bell:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(fd)
+                else:
+                    queues[fd].quiet()
+        finally:
+            bus.set_word(slab.rests, 0)
+
+    def _bells(self, timeout_s: float) -> list[int]:
+        """Which of the bell and the queues' fds are readable, after `timeout_s` at most."""
+        bells = select.poll()
+        for fd in (self.slab.bell, *(queue.fd for queue in self._mesh.queues)):
+            bells.register(fd, select.POLLIN)
+        return [fd for fd, _event in bells.poll(1e3 * timeout_s)]
 
     def stop(self) -> None:
         self._stopped = True
+        os.eventfd_write(self.slab.bell, 1)
 
     def close(self) -> None:
         self._mesh.close()
@@ -105,16 +177,33 @@ class Poller:
     def _farewell(self, carrier: Carrier) -> None:
         """All that was given to post arrives, then that this rank leaves."""
         until = time.monotonic() + FAREWELL_S
-        carrier.tell()
+        carrier.tell(everywhere=True)
         while not carrier.idle and time.monotonic() < until:
-            carrier.carry()
+            carrier.carry(until, _STEP_S)
 
-    def _break(self, carrier: Carrier, culprit: int, error: CollectiveError) -> None:
+    def broke(self, culprit: int, error: CollectiveError) -> None:
+        """Tell the engine, and the other ranks as far as they can be reached."""
         self.slab.fail(culprit, str(error), error.exit_status)
         if culprit >= 0:
             self.slab.blame(culprit)
-        carrier.wake_engine()
-        carrier.last_words(culprit)
+        if bus.arrive(self.slab.arrivals):
+            futex_wake(self.slab.arrivals)
+        self.carrier.last_words(culprit)
+
+
+def default_nap_s(world: int) -> float:
+    """Where ranks share CPUs a poller that spins holds up whom it waits for."""
+    enough = len(os.sched_getaffinity(0)) >= 2 * world
+    return NAP_S if enough else 0.0
+
+
+def pace(gbps: float, layout: Layout) -> int:
+    """Picoseconds that a byte of one queue pair takes at least: when all peers send at once, their
+    share of the port and a margin, without which switches drop and all wait for retries."""
+    if not gbps:
+        return 0
+    share = gbps / ((layout.world - 1) * layout.lanes) * MARGIN
+    return round(8e3 / share)
 
 
 class Watch:

@@ -46,13 +46,13 @@ class Until(NamedTuple):
 class End:
     """One channel's. `record` is the address of its words (`kernels_numba.cpu.bus`)."""
 
-    __slots__ = ("_words", "peer", "record", "slot_bytes", "slots", "whom")
+    __slots__ = ("peer", "record", "slot_bytes", "slots", "whom", "words")
 
     def __init__(self, slab: BusSlab, peer: int, lane: int, pool: Pool) -> None:
         place = slab.layout.place(slab.rank, peer, lane, pool)
         self.peer, self.whom = peer, f"rank {peer}, lane {lane}"
         self.slots, self.slot_bytes = place.slots, place.slot_bytes
-        words = self._words = np.zeros(bus.CHANNEL_WORDS, np.int64)
+        words = self.words = np.zeros(bus.CHANNEL_WORDS, np.int64)
         starts = (
             place.send, place.send_cells, place.credits, place.receive, place.receive_cells,
             place.staged,
@@ -67,18 +67,18 @@ class End:
     def room(self) -> Generator[Until, None, None]:
         """Waits until a slot is free. Raises ProtocolError."""
         while not (free := bus.room(self.record)):
-            yield Until(bus.due_credit(self.record), int(self._words[bus.CREDITED]) + 1, self.peer)
+            yield Until(bus.due_credit(self.record), int(self.words[bus.CREDITED]) + 1, self.peer)
         if free < 0:
             raise ProtocolError(
                 f"roce bus: {self.whom} gave back another message than number "
-                f"{self._words[bus.CREDITED] + 1}, which was due"
+                f"{self.words[bus.CREDITED] + 1}, which was due"
             )
 
     def take(self, mark: Mark) -> Generator[Until, None, int]:
         """Waits for the next message, whose payload's address it returns (`yield from`). Raises
         ProtocolError, or OtherCollectiveError."""
         while not (payload := bus.take(self.record, *mark)):
-            yield Until(bus.due_cell(self.record), int(self._words[bus.TAKEN]) + 1, self.peer)
+            yield Until(bus.due_cell(self.record), int(self.words[bus.TAKEN]) + 1, self.peer)
         if payload < 0:
             self._refuse(payload)
         return payload
@@ -99,8 +99,8 @@ class End:
         told = _words(cell)
         raise ProtocolError(
             f"roce bus: {self.whom} announced message {told[0]} of {told[3] & 0xFFFFFFFF} bytes in "
-            f"slot {told[3] >> 32}, due is {self._words[bus.TAKEN] + 1} in slot "
-            f"{self._words[bus.TAKEN] % self.slots}"
+            f"slot {told[3] >> 32}, due is {self.words[bus.TAKEN] + 1} in slot "
+            f"{self.words[bus.TAKEN] % self.slots}"
         )
 
     def _marked(self, cell: int) -> Mark:
@@ -132,6 +132,14 @@ class Ends:
     def latency(self, peer: int) -> End:
         """The latency pool is used on the first lane."""
         return self._ends[peer, 0, Pool.LATENCY]
+
+    def latency_records(self) -> npt.NDArray[np.int64]:
+        """Of all ranks, int64 [world, CHANNEL_WORDS], zeros for this one: for a device, which from
+        then on keeps their counts alone."""
+        records = np.zeros((self.world, bus.CHANNEL_WORDS), np.int64)
+        for peer in self.peers:
+            records[peer] = self.latency(peer).words
+        return records
 
     def bulk(self, peer: int, stripe: int) -> End:
         """Stripes go round the lanes."""

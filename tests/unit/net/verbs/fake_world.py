@@ -1,8 +1,7 @@
-"""A world of ranks in one process: each with its slab, mesh and carrier over one fake network."""
+"""A world of ranks in one process: each an engine's end and a poller, over one fake network."""
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Iterator
@@ -13,40 +12,39 @@ from fake_verbs import Fabric, Faults
 from ranks import SMALL
 
 from dgpp.net.errors import CollectiveError
-from dgpp.net.verbs.carrier import Carrier
 from dgpp.net.verbs.collective import VerbsCollective
 from dgpp.net.verbs.layout import Layout
-from dgpp.net.verbs.mesh import Mesh
-from dgpp.net.verbs.slab import BusSlab, State, create_bus
+from dgpp.net.verbs.poller import Poller
+from dgpp.net.verbs.slab import create_bus
 from dgpp.net.watch import LOOK_S, Limits
 
 QUICK = Limits(silent_s=1.0, late_s=60.0)
 
 
 class World:
-    """Connected ranks, each an engine's end and a carrier; `kill` takes a rank from the network."""
+    """Connected ranks. `kill` takes a rank from the network, its poller too."""
 
-    def __init__(self, world, lanes=2, geometry=SMALL, faults=Faults(), seed=1, **options):  # noqa: B008
-        self.random = random.Random(seed)
-        self.fabric = Fabric(self.random.randrange, faults)
+    def __init__(
+        self, world, lanes=2, geometry=SMALL, faults=Faults(), seed=1, options=None, **polling  # noqa: B008
+    ):  # fmt: skip
+        self.fabric = Fabric(faults, seed)
         self.layout = Layout(geometry, lanes, world)
         self.files = [create_bus(self.layout) for _ in range(world)]
-        self.slabs = [BusSlab(files, rank, self.layout) for rank, files in enumerate(self.files)]
         self.ports = [
             [self.fabric.port(f"r{rank}l{lane}") for lane in range(lanes)] for rank in range(world)
         ]
-        self.meshes = [
-            Mesh(ports, rank, self.layout, self.slabs[rank].address)
-            for rank, ports in enumerate(self.ports)
+        self.pollers = [
+            Poller(files, rank, self.layout, ports, **polling)
+            for rank, (files, ports) in enumerate(zip(self.files, self.ports, strict=True))
         ]
-        table = [mesh.frame() for mesh in self.meshes]
-        for mesh in self.meshes:
-            mesh.connect(table)
-        self.carriers = [Carrier(*pair) for pair in zip(self.meshes, self.slabs, strict=True)]
+        table = [poller.frame() for poller in self.pollers]
+        for poller in self.pollers:
+            poller.connect(table)
+        for poller in self.pollers:
+            poller.opened()
         self.dead: set[int] = set()
-        options = {"serving": QUICK} | options
         self.ranks = [
-            VerbsCollective(files, rank, self.layout, **options)
+            VerbsCollective(files, rank, self.layout, **({"serving": QUICK} | (options or {})))
             for rank, files in enumerate(self.files)
         ]
 
@@ -55,47 +53,43 @@ class World:
         for port in self.ports[rank]:
             self.fabric.kill(port.name)
 
-    def carry(self, rank: int) -> None:
-        """What the poller of a rank does once."""
-        if rank in self.dead or self.slabs[rank].state is State.FAILED:
-            return
+    def turn(self, rank: int) -> bool:
+        """What the poller of a rank does once; whether there was anything to do."""
+        if rank in self.dead:
+            return False
+        poller = self.pollers[rank]
         try:
-            self.carriers[rank].carry()
+            return poller.carrier.turn()
         except CollectiveError as error:
-            self.slabs[rank].fail(self.carriers[rank].culprit, str(error), error.exit_status)
-            self.carriers[rank].wake_engine()
+            self.dead.add(rank)
+            poller.broke(poller.carrier.culprit, error)
+            return True
 
     def tell(self) -> None:
         """What pollers do at every look."""
-        for rank, carrier in enumerate(self.carriers):
+        for rank, poller in enumerate(self.pollers):
             if rank not in self.dead:
-                self.slabs[rank].poller_beat()
-                carrier.tell()
+                poller.slab.poller_beat()
+                poller.carrier.tell()
 
     def close(self) -> None:
         for rank in self.ranks:
             rank.close()
-        for mesh, slab, files in zip(self.meshes, self.slabs, self.files, strict=True):
-            mesh.close()
-            slab.close()
-            files.close()
+        for made in (*self.pollers, *self.files):
+            made.close()
         for ports in self.ports:
             for port in ports:
                 port.close()
 
 
 class LiveWorld(World):
-    """Its network and pollers run in one thread, its ranks each in their own."""
+    """Its pollers take turns in one thread, its engines run each in their own."""
 
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._carry)
-        self._thread.start()
-        self.pool = ThreadPoolExecutor(len(self.ranks))
-        for slab in self.slabs:
-            slab.poller_beat()
-            slab.state = State.JOINED
+        self.stopped = threading.Event()
+        self.pool = ThreadPoolExecutor(2 * len(self.ranks))
+        self._begin()
         self.run(lambda rank: rank.join(30))
         for rank in self.ranks:
             rank.serve()
@@ -106,26 +100,53 @@ class LiveWorld(World):
     def submit(self, function):
         return [self.pool.submit(function, rank) for rank in self.ranks]
 
+    def errors(self, function) -> list[BaseException | None]:
+        return [future.exception(60) for future in self.submit(function)]
+
+    def _begin(self) -> None:
+        self.carrying = [self.pool.submit(self._carry)]
+
+    def ended(self, carrying) -> None:
+        """What carried has ended; nothing broke it."""
+        carrying.result(30)
+
     def _carry(self) -> None:
         due = 0.0
-        while not self._stop.is_set():
+        while not self.stopped.is_set():
             if time.monotonic() > due:
                 due = time.monotonic() + LOOK_S
                 self.tell()
-            for rank in range(len(self.ranks)):
-                self.carry(rank)
-            if not self.fabric.step():
-                time.sleep(0.0002)
+            worked = [self.turn(rank) for rank in range(len(self.ranks))]
+            if not any(worked):
+                time.sleep(0.0001)
 
     def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
+        self.stopped.set()
+        for carrying in self.carrying:
+            self.ended(carrying)
         self.pool.shutdown()
         super().close()
 
 
+class PolledWorld(LiveWorld):
+    """Its pollers run as they do in service, each in a thread."""
+
+    def _begin(self) -> None:
+        self.carrying = [self.pool.submit(poller.run) for poller in self.pollers]
+
+    def ended(self, carrying) -> None:
+        broke = carrying.exception(30)
+        assert broke is None or isinstance(broke, CollectiveError), broke
+
+    def close(self) -> None:
+        self.stopped.set()
+        for poller in self.pollers:
+            poller.stop()
+        super().close()
+
+
 @contextmanager
-def world_of(*arguments, kind=World, **options) -> Iterator[World]:
+def world_of(*arguments, kind=LiveWorld, **options) -> Iterator[World]:
     made = kind(*arguments, **options)
     try:
         yield made

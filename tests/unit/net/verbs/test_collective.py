@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fake_verbs import Faults
-from fake_world import LiveWorld, world_of
+from fake_world import world_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sum_oracles import OUTSIDE, in_rank_order, padded_block
@@ -16,7 +16,7 @@ from kernels_numba.cpu.memory import Block
 
 SHAPES = [(2, 1), (2, 2), (4, 2)]
 """World and lanes."""
-HARD = Faults(lost=9, duplicated=5, early=3)
+HARD = Faults(lost=9, doubled=5, early=3, delayed=3)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def worlds():
 
     def get(shape, wire=Wire.F32, faults=Faults()):  # noqa: B008
         if (shape, wire, faults) not in made:
-            scope = world_of(*shape, kind=LiveWorld, faults=faults, wire=wire)
+            scope = world_of(*shape, faults=faults, options={"wire": wire})
             made[shape, wire, faults] = (scope, scope.__enter__())
         return made[shape, wire, faults][1]
 
@@ -115,13 +115,9 @@ def test_many_of_all_kinds_one_behind_the_other(worlds):
         assert results == [wanted] * shape[0]
 
 
-def errors_of(world, function) -> list[BaseException | None]:
-    return [future.exception(60) for future in world.submit(function)]
-
-
 def test_another_size_and_another_kind_are_named_on_both_sides():
-    with world_of(2, kind=LiveWorld) as world:
-        errors = errors_of(world, lambda rank: rank.all_gather(np.zeros(8 + rank.rank, np.uint8)))
+    with world_of(2) as world:
+        errors = world.errors(lambda rank: rank.all_gather(np.zeros(8 + rank.rank, np.uint8)))
     for rank, error in enumerate(errors):
         assert isinstance(error, CollectiveMismatchError)
         other = f"an all-gather of {9 - rank} bytes on rank {1 - rank}"
@@ -131,10 +127,10 @@ def test_another_size_and_another_kind_are_named_on_both_sides():
 
 @pytest.mark.parametrize("rows", [1, 30], ids=["small", "striped"])
 def test_a_sum_and_a_barrier_are_told_apart_whatever_pool_they_use(rows):
-    with world_of(2, kind=LiveWorld) as world:
+    with world_of(2) as world:
         block = Block(np.zeros((rows, 4), np.float32))
-        errors = errors_of(
-            world, lambda rank: rank.all_reduce(rows, block, block) if rank.rank else rank.barrier()
+        errors = world.errors(
+            lambda rank: rank.all_reduce(rows, block, block) if rank.rank else rank.barrier()
         )
         size = 16 * rows
         assert all(isinstance(error, CollectiveMismatchError) for error in errors), errors
@@ -145,16 +141,16 @@ def test_a_sum_and_a_barrier_are_told_apart_whatever_pool_they_use(rows):
 
 
 def test_a_dead_rank_is_named_on_every_other():
-    with world_of(4, kind=LiveWorld) as world:
+    with world_of(4) as world:
         world.kill(2)
-        errors = errors_of(world, lambda rank: rank.barrier() if rank.rank != 2 else None)
+        errors = world.errors(lambda rank: rank.barrier() if rank.rank != 2 else None)
         for rank in (0, 1, 3):
             assert isinstance(errors[rank], CollectiveError)
             assert "rank 2" in str(errors[rank])
 
 
 def test_rows_that_fit_nowhere_are_named():
-    with world_of(2, kind=LiveWorld) as world:
+    with world_of(2) as world:
         wide = Block(np.zeros((1, 65), np.float32))
         with pytest.raises(CollectiveMismatchError, match="260 bytes exceeds a bulk slot of 256"):
             world.ranks[0].all_reduce(1, wide, wide)
@@ -164,7 +160,7 @@ def test_rows_that_fit_nowhere_are_named():
 
 
 def test_statistics_count_what_was_done():
-    with world_of(2, kind=LiveWorld) as world:
+    with world_of(2) as world:
         world.run(lambda rank: rank.all_gather(np.zeros(8, np.int64)))
         told = world.ranks[1].statistics()
     assert (told.path, told.all_gathers, told.all_reduces, told.barriers) == ("verbs", 1, 0, 1)
@@ -173,7 +169,7 @@ def test_statistics_count_what_was_done():
 
 
 def test_who_has_left_uses_nothing_more_and_is_named():
-    with world_of(2, kind=LiveWorld) as world:
+    with world_of(2) as world:
         world.ranks[0].close()
         with pytest.raises(CollectiveError, match="rank 0 has left"):
             world.ranks[0].barrier()
