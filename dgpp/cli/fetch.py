@@ -122,7 +122,8 @@ def fetch_models(
 
     from dgpp.checkpoint.demo import ensure_demo
     from dgpp.cli.cluster import open_nodes
-    from dgpp.cluster.fetch import Tell, fetch, models_of
+    from dgpp.cluster.fetch import fetch, models_of
+    from dgpp.cluster.sync import Tell
 
     cache, peers, settings = open_nodes(config, program, ssh_config)
     names: Sequence[str] = (wanted.model,)
@@ -160,11 +161,18 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         TimeRemainingColumn(),
     )
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+    bars = Progress(*columns, console=console, disable=not console.is_terminal)
 
-        def progress(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
+    def progress(stage: str, done: int, total: int) -> None:
+        # Only while there is something to draw: the hub's downloads draw bars of their own.
+        bars.start()
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(stage, total=total)
+        bars.update(tasks[stage], completed=done, total=total)
+        if bars.finished:
+            bars.stop()
 
+    try:
         yield progress
+    finally:
+        bars.stop()

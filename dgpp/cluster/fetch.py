@@ -22,7 +22,7 @@ from dgpp.checkpoint.hub_cache import (
     named_commit,
     snapshot,
 )
-from dgpp.checkpoint.own_copy import OwnCopy, Progress, take_stock
+from dgpp.checkpoint.own_copy import OwnCopy, take_stock
 from dgpp.checkpoint.receive import Copy, CopyFile, Depth
 from dgpp.checkpoint.resolve import models_directory
 from dgpp.cluster.errors import LockedError
@@ -30,7 +30,7 @@ from dgpp.cluster.sync import (
     LEAST_FREE,
     Order,
     Peer,
-    Say,
+    Tell,
     each,
     held_by,
     in_gb,
@@ -56,13 +56,6 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True):
     deliver: bool = True
     write: bool = True
     anew: bool = False
-
-
-class Tell(msgspec.Struct, frozen=True):
-    """Who hears what goes on: lines, and bytes of a stage."""
-
-    say: Say
-    progress: Progress
 
 
 def fetch(wanted: Fetch, cache: Path, peers: Sequence[Peer], tell: Tell) -> Path:
@@ -213,7 +206,7 @@ def _deliver(wanted: Fetch, order: Order, peers: Sequence[Peer], tell: Tell) -> 
     whole = f"{order.copy.model}: {len(order.copy.files)} files, {in_gb(size)}, whole"
     if wanted.write:
         tell.say(f"{whole} at {order.directory}")
-        sync(peers, order, tell.say)
+        sync(peers, order, tell)
         return
     wrong = [line for lines in each(peers, lambda peer: whole_on(peer, order)) for line in lines]
     if wrong:

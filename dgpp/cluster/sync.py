@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from dgpp.checkpoint.own_copy import Progress
 from dgpp.checkpoint.receive import Copy, CopyState, Depth, Held
 from dgpp.cluster.errors import ClusterError, DiskFullError, TransferError
 from dgpp.cluster.messages import Adopt, Answer, Drop, Hold
 from dgpp.cluster.node import ANSWER_S, RemoteNode
-from dgpp.cluster.transfer import NO_ROOM, send
+from dgpp.cluster.transfer import NO_ROOM, Parcel, end_all, send
 
 LEAST_FREE = 1 << 30
 """Bytes of a disk that a model never takes."""
@@ -24,6 +25,13 @@ TRIES = 2
 
 Say = Callable[[str], object]
 Result = TypeVar("Result")
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Who hears what goes on: lines, and bytes of a stage."""
+
+    say: Say
+    progress: Progress
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -80,13 +88,13 @@ def in_gb(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e7 else f"{count / 1e3:.1f} kB"
 
 
-def sync(peers: Sequence[Peer], order: Order, say: Say) -> None:
+def sync(peers: Sequence[Peer], order: Order, tell: Tell) -> None:
     """Bring every peer to have the whole copy, all at once.
 
     What fails on one does not stop the others, and servers take the copy when all have it. Raises
     the ClusterError of each that failed.
     """
-    each(peers, lambda peer: _sync(peer, order, say))
+    each(peers, lambda peer: _sync(peer, order, tell))
     if order.main:
         each(peers, lambda peer: _ask(peer, order.at(peer), Adopt(order.at(peer), main=True)))
 
@@ -95,6 +103,14 @@ def each(peers: Sequence[Peer], act: Callable[[Peer], Result]) -> list[Result]:
     """`act` on all peers at once. Raises ClusterError: what was wrong, of every peer."""
     with ThreadPoolExecutor(max(1, len(peers))) as pool:
         waiting = [pool.submit(act, peer) for peer in peers]
+        try:
+            wait(waiting)
+        except BaseException:
+            # An interruption need not wait until hundreds of gigabytes have gone.
+            end_all()
+            for peer in peers:
+                peer.node.close()
+            raise
     wrong = [error for done in waiting if (error := done.exception()) is not None]
     for error in wrong:
         if not isinstance(error, ClusterError):
@@ -106,8 +122,8 @@ def each(peers: Sequence[Peer], act: Callable[[Peer], Result]) -> list[Result]:
     return [done.result() for done in waiting]
 
 
-def _sync(peer: Peer, order: Order, say: Say) -> None:
-    copy, name = order.at(peer), peer.node.name
+def _sync(peer: Peer, order: Order, tell: Tell) -> None:
+    copy, name, say = order.at(peer), peer.node.name, tell.say
     held = held_by(peer, copy, order.depth, make_room=True)
     for file, state in held.states.items():
         if state is CopyState.DAMAGED:
@@ -120,7 +136,7 @@ def _sync(peer: Peer, order: Order, say: Say) -> None:
     ]
     for _ in range(TRIES):
         if lacking:
-            _send(peer, copy, order, lacking, held, say)
+            _send(peer, copy, order, lacking, held, tell)
         lacking = list(_ask(peer, copy, Adopt(copy, main=False)).wrong)
         if not lacking:
             say(f"{name}: has {copy.model} whole")
@@ -132,11 +148,19 @@ def _sync(peer: Peer, order: Order, say: Say) -> None:
     )
 
 
-def _send(peer: Peer, copy: Copy, order: Order, names: Sequence[str], held: Held, say: Say) -> None:
+def _send(
+    peer: Peer, copy: Copy, order: Order, names: Sequence[str], held: Held, tell: Tell
+) -> None:
     size = sum(file.size for file in copy.files if file.name in names)
-    say(f"{peer.node.name}: sending {len(names)} files, {in_gb(size)}")
+    tell.say(f"{peer.node.name}: sending {len(names)} files, {in_gb(size)}")
+    parcel = Parcel(order.directory, tuple(names), held.staging)
     try:
-        send(peer.node, order.directory, names, held.staging, held.programs)
+        send(
+            peer.node,
+            parcel,
+            held.programs,
+            lambda count: tell.progress(peer.node.host, min(count, size), size),
+        )
     except DiskFullError:
         _ask(peer, copy, Drop(copy))
         raise

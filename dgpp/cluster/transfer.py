@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import msgspec
 
 from dgpp.cluster.errors import DiskFullError, TransferError
 from dgpp.cluster.node import RemoteNode, remedy_of
 
 STALL_S = 120
 """A transfer that does not move for so long is ended."""
+_COUNT = re.compile(rb"([\d,]+) +\d+%")
+"""What rsync says of its progress: bytes that went, and a share."""
+_under_way: set[subprocess.Popen[bytes]] = set()
 _FULL = "No space left on device"
 NO_ROOM = "make room there, or give that node another HF_HUB_CACHE (DGPP_NODE_OVERRIDES)"
 _AGAIN = "the same command goes on from there"
+
+Moved = Callable[[int], object]
 
 
 def choose(programs: Sequence[str]) -> str:
@@ -27,49 +41,88 @@ def choose(programs: Sequence[str]) -> str:
     raise TransferError("neither rsync nor tar on both machines: install one of them there")
 
 
+class Parcel(msgspec.Struct, frozen=True):
+    """The files `names` of `directory` for `folder` of another node, links as what they link to."""
+
+    directory: Path
+    names: tuple[str, ...]
+    folder: str
+
+
 def send(
-    node: RemoteNode, directory: Path, names: Sequence[str], folder: str, programs: Sequence[str]
+    node: RemoteNode, parcel: Parcel, programs: Sequence[str], moved: Moved = lambda count: None
 ) -> None:
-    """Copy the files `names` of `directory` into `folder` of `node`, links as what they link to.
+    """Copy `parcel` to `node`, which has `programs`. `moved` hears how many bytes have gone, where
+    that can be known.
 
     rsync goes on within a file that is there in part, tar with the file. Raises TransferError, or
     DiskFullError where there is no room left.
     """
     try:
         if choose(programs) == "rsync":
-            _by_rsync(node, directory, names, folder)
+            _by_rsync(node, parcel, moved)
         else:
-            _by_tar(node, directory, names, folder)
+            _by_tar(node, parcel)
     except OSError as error:
         raise TransferError(f"{node.name}: {error.filename}: {error.strerror}") from error
 
 
-def _by_rsync(node: RemoteNode, directory: Path, names: Sequence[str], folder: str) -> None:
+def end_all() -> None:
+    """End every transfer that is under way in this process; each is then one that broke off."""
+    for process in list(_under_way):
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+
+
+@contextmanager
+def _running(command: Sequence[str], **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(command, **pipes) as process:
+        _under_way.add(process)
+        try:
+            yield process
+        finally:
+            _under_way.discard(process)
+
+
+def _by_rsync(node: RemoteNode, parcel: Parcel, moved: Moved) -> None:
     host = f"[{node.host}]" if ":" in node.host else node.host
     target = f"{node.user}@{host}" if node.user else host
     options = ["--copy-links", "--inplace", "--append", "--files-from=-", "--from0"]
+    options += ["--info=progress2", "--outbuf=L"]
     # Paths go to the other side as they are, past its shell.
     options += ["--protect-args", f"--timeout={STALL_S}", "-e", _for_rsync(node.ssh)]
-    command = ["rsync", *options, "--", f"{directory}/", f"{target}:{folder}/"]
-    done = subprocess.run(
-        command, input="\0".join(names).encode(), capture_output=True, check=False
-    )
-    if done.returncode:
-        raise _failure(node, "rsync", done.returncode, done.stderr)
+    command = ["rsync", *options, "--", f"{parcel.directory}/", f"{target}:{parcel.folder}/"]
+    with (
+        tempfile.TemporaryFile() as said,
+        _running(command, stdin=PIPE, stdout=PIPE, stderr=said) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as listed:
+            listed.write("\0".join(parcel.names).encode())
+        while data := os.read(process.stdout.fileno(), 4096):
+            for count in _COUNT.findall(data):
+                moved(int(count.replace(b",", b"")))
+        status = process.wait()
+        said.seek(0)
+        if status:
+            raise _failure(node, "rsync", status, said.read())
 
 
-def _by_tar(node: RemoteNode, directory: Path, names: Sequence[str], folder: str) -> None:
-    pack = ["tar", "-C", str(directory), "-chf", "-", *(f"./{name}" for name in names)]
-    unpack = node.command(["tar", "-C", folder, "-xf", "-"])
-    with subprocess.Popen(pack, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as packed:
+def _by_tar(node: RemoteNode, parcel: Parcel) -> None:
+    pack = ["tar", "-C", str(parcel.directory), "-chf", "-"]
+    pack += [f"./{name}" for name in parcel.names]
+    unpack = node.command(["tar", "-C", parcel.folder, "-xf", "-"])
+    with _running(pack, stdout=PIPE, stderr=PIPE) as packed:
         assert packed.stdout is not None
         assert packed.stderr is not None
-        done = subprocess.run(unpack, stdin=packed.stdout, capture_output=True, check=False)
+        with _running(unpack, stdin=packed.stdout, stderr=PIPE) as unpacked:
+            told = unpacked.communicate()[1]
         # Where the other side has ended, nobody reads on.
         packed.stdout.close()
         said = packed.stderr.read()
-    if done.returncode:
-        raise _failure(node, "tar", done.returncode, done.stderr)
+    if unpacked.returncode:
+        raise _failure(node, "tar", unpacked.returncode, told)
     if packed.returncode:
         raise _failure(node, "tar", packed.returncode, said)
 

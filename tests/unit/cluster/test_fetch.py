@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+import threading
+import time
 
 import pytest
 from fake_hub import model_files
@@ -12,6 +15,7 @@ from fetch_site import (
     LAST_SHARD,
     MODEL,
     SHARD,
+    NearNode,
     NearSite,
     damage,
     nothing_staged,
@@ -211,6 +215,41 @@ def test_what_arrived_damaged_is_sent_again(site, tmp_path, monkeypatch, tool):
     assert site.snapshot(site.peers[0]) == site.wanted()
 
 
+@pytest.mark.parametrize("tool", ["rsync", "tar"])
+def test_an_interruption_ends_transfers_and_the_next_try_goes_on(site, tmp_path, monkeypatch, tool):
+    assert site.fetch(MODEL, "--local-only")[0] == 0
+    if tool == "tar":
+        monkeypatch.setenv("PATH", without_rsync(tmp_path / "bin"))
+    at_once, hanging = NearNode.ssh_program, tmp_path / "ssh that hangs"
+    # It has gone when it is told to end, as ssh is.
+    hanging.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(NearNode, "ssh_program", str(hanging))
+    interrupt = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    begun = time.monotonic()
+    status, said = site.fetch(MODEL, "--sync-only")
+    assert time.monotonic() - begun < 20
+    assert status == 130, said
+    monkeypatch.setattr(NearNode, "ssh_program", at_once)
+    status, said = site.fetch(MODEL, "--sync-only")
+    assert status == 0, said
+    assert site.snapshot(site.peers[1]) == site.wanted()
+
+
+def test_how_far_a_transfer_is_is_told(site, monkeypatch):
+    from dgpp.cluster import sync
+
+    told = []
+    real = sync.send
+    monkeypatch.setattr(
+        sync, "send", lambda *given: real(*given[:3], lambda n: (told.append(n), given[3](n)))
+    )
+    assert site.fetch(MODEL)[0] == 0
+    if shutil.which("rsync"):
+        assert max(told) == sum(map(len, site.wanted().values()))
+
+
 def test_a_folder_goes_to_the_same_place_below_every_home(site):
     folder = site.home / "models" / "my model"
     folder.mkdir(parents=True)
@@ -261,9 +300,10 @@ def test_the_cache_that_the_site_names_for_each_node(site, tmp_path):
 
 
 @pytest.fixture
-def small_disk(site):
-    """The first peer's cache is a disk of 2 MiB."""
-    place = site.cache(site.peers[0]).parent
+def small_disk(site, request):
+    """The cache of the first peer, or of who is asked for, is a disk of 2 MiB."""
+    home = getattr(request, "param", "peer")
+    place = site.cache(site.home if home == "here" else site.peers[0]).parent
     place.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(place)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
@@ -291,3 +331,23 @@ def test_a_peer_without_room_is_named_before_a_byte_is_fetched(site, hub, small_
     ]
     assert site.snapshot(site.peers[1]) == site.wanted()
     assert (site.main(site.home), site.main(site.peers[1])) == (hub.commit(MODEL), "")
+
+
+@pytest.mark.parametrize("small_disk", ["here"], indirect=True)
+def test_a_disk_that_becomes_full_here_leaves_what_is_whole(site, small_disk, monkeypatch):
+    status, said = site.fetch(MODEL)
+    assert status == 1
+    assert "org/tiny-model: 601.2 kB are to be written at" in said
+    assert "make room, or name another with HF_HUB_CACHE" in said
+    other = small_disk / "other data"
+    other.write_bytes(b"x" * 1_700_000)
+    monkeypatch.setattr("dgpp.cluster.fetch.LEAST_FREE", -(1 << 30))
+    status, said = site.fetch(MODEL, "--local-only")
+    assert status == 1
+    assert "the disk is full: make room" in said
+    assert site.main(site.home) == ""
+    assert not list(small_disk.rglob("*.incomplete"))
+    other.unlink()
+    status, said = site.fetch(MODEL, "--local-only")
+    assert status == 0, said
+    assert site.snapshot(site.home) == site.wanted()
