@@ -5,6 +5,7 @@ Everything is read below /sys/class/infiniband; no verbs library is needed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv6Address
 from pathlib import Path
@@ -155,14 +156,30 @@ def _gids(port: Path) -> Iterable[Gid]:
     table = port / "gids"
     if not table.is_dir():
         return
-    # A table may have a thousand entries.
-    for index in sorted(int(entry.name) for entry in table.iterdir()):
-        address = _text(table / str(index))
+    for index, address in _addresses(table):
         # An entry that is not in use has an address of zeros and no type.
         if address.strip("0:"):
             attributes = port / "gid_attrs"
             kind = _text(attributes / "types" / str(index))
             yield Gid(index, address, kind, _text(attributes / "ndevs" / str(index)))
+
+
+def _addresses(table: Path) -> list[tuple[int, str]]:
+    """Entries in order. There may be a thousand, nearly all of them not in use."""
+    folder = os.open(table, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        found = []
+        for index in sorted(int(entry.name) for entry in table.iterdir()):
+            entry = os.open(str(index), os.O_RDONLY, dir_fd=folder)
+            try:
+                found.append((index, os.read(entry, _MOST_TEXT).decode().strip()))
+            except OSError:
+                continue
+            finally:
+                os.close(entry)
+        return found
+    finally:
+        os.close(folder)
 
 
 def _text(file: Path) -> str:
