@@ -41,9 +41,8 @@ def compare(place: Place, nodes: Sequence[Node], say: Say) -> list[Node]:
 
 def _told(first: Node, node: Node, parted: Parted) -> str:
     if parted.mine and parted.other:
-        where = f"at record {parted.record}"
         sides = f"{first.name} has {parted.mine!r}, {node.name} {parted.other!r}"
-        return f"op streams: DIFFER {where}: {sides}"
+        return f"op streams: DIFFER at record {parted.record}: {sides}"
     ended, on = (node, first) if parted.mine else (first, node)
     following = parted.mine or parted.other
     return (
