@@ -7,6 +7,7 @@ import sys
 import time
 from datetime import datetime
 
+import psutil
 import pytest
 from launching import Launcher
 from sshd import Machines
@@ -39,19 +40,27 @@ def test_up_to_ready_of_two_nodes(machines, tmp_path, placement):
             began, used = time.time(), os.times()
             assert launcher.run("up")[0] == 0
             took = time.time() - began
+            used_by_up = sum(os.times()[2:4]) - sum(used[2:4])
+            ranks = sum(map(cpu_of, launcher.pids()))
             lines = launcher.run("logs")[1].splitlines()
             begun = time.monotonic()
             assert launcher.run("down")[0] == 0
             down = time.monotonic() - begun
-            cpu = os.times().children_user - used.children_user
             said = ", ".join(f"{name} {at(lines, sign, began)}" for name, sign in STAGES.items())
             load = os.getloadavg()[0]
             sys.stdout.write(
-                f"  {said}; up {took:.1f}, down {down:.1f}; commands' CPU {cpu:.1f} s; "
-                f"load {load:.1f}\n"
+                f"  {said}; up {took:.1f}, down {down:.1f}; CPU of up {used_by_up:.1f}, "
+                f"of the ranks {ranks:.1f}; load {load:.1f}\n"
             )
     finally:
         launcher.kill_all()
+
+
+def cpu_of(pid) -> float:
+    """Seconds that a rank's processes have computed."""
+    main = psutil.Process(pid)
+    times = [process.cpu_times() for process in (main, *main.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
 
 
 def at(lines, sign, began) -> str:
