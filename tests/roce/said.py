@@ -15,7 +15,14 @@ from pathlib import Path
 
 from serving import ROOT, TINY, Server, Starter
 
-ENGINE = {"backend": "cpu", "threads": 1, "kv_capacity": 1024, "max_concurrency": 2}
+ENGINE = {
+    "backend": "cpu",
+    "threads": 1,
+    "kv_capacity": 1024,
+    "max_concurrency": 2,
+    "rendezvous_timeout_ms": 600_000,
+}
+"""Where a machine is emulated, a rank imports for a minute before it joins."""
 READY_S = 400.0
 
 
