@@ -53,6 +53,7 @@ MORE = {
         f"{_FIXTURE}[glm-4.7-nvfp4-per-layer]",
         "tests/parity/test_exactness.py::test_decode_equals_prefill_bit_for_bit",
         f"{_SCORED}[cuda-glm-4.7-bf16]",
+        "tests/parity/test_disk_tier_bits.py",
     ],
 }
 """What a tier runs beside its own folder."""
