@@ -22,6 +22,8 @@ from fetch_site import (
     without_rsync,
 )
 
+LONG_TAR = pytest.param("tar", marks=pytest.mark.long)
+
 
 @pytest.fixture
 def site(hub, tmp_path, monkeypatch, capsys):
@@ -200,7 +202,7 @@ def test_without_rsync_tar_does_it_and_goes_on(site, tmp_path, monkeypatch):
         assert nothing_staged(home)
 
 
-@pytest.mark.parametrize("tool", ["rsync", "tar"])
+@pytest.mark.parametrize("tool", ["rsync", LONG_TAR])
 def test_what_arrived_damaged_is_sent_again(site, tmp_path, monkeypatch, tool):
     assert site.fetch(MODEL, "--local-only")[0] == 0
     shard = SHARD
@@ -215,7 +217,7 @@ def test_what_arrived_damaged_is_sent_again(site, tmp_path, monkeypatch, tool):
     assert site.snapshot(site.peers[0]) == site.wanted()
 
 
-@pytest.mark.parametrize("tool", ["rsync", "tar"])
+@pytest.mark.parametrize("tool", ["rsync", LONG_TAR])
 def test_an_interruption_ends_transfers_and_the_next_try_goes_on(site, tmp_path, monkeypatch, tool):
     assert site.fetch(MODEL, "--local-only")[0] == 0
     if tool == "tar":
