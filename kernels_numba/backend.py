@@ -163,6 +163,16 @@ class Experts:
     weigh_inside: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class SharedExperts:
+    """Experts that every row passes, as one MLP: `gate_up` stacks [gate; up]; `limit` as in
+    `Backend.gated`."""
+
+    gate_up: Matrix
+    down: Matrix
+    limit: float = 0.0
+
+
 class Routes:
     """A step's expert choices: ids int32 [capacity, top] ascending, weights float32 alike.
 
@@ -195,6 +205,18 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """Whose counts and bias a row has, for a backend that keeps them: those of the choice number
+    `opening` that holds `slot`. `ids` are those whose entries have changed since it took the slot,
+    oldest first; a row's ids begin at `first`."""
+
+    slot: int
+    opening: int
+    ids: Sequence[int]
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Adjustment:
     """What is done to one row of logits before its candidates are picked, in this order.
 
@@ -202,7 +224,8 @@ class Adjustment:
     bias    float32 [V]        added; None for none
     mask    uint32 [⌈V/32⌉]    ids whose bit is clear become -inf; None for none
 
-    `draw` says how the row's token is drawn from the candidates, None where it is not.
+    `draw` says how the row's token is drawn from the candidates, None where it is not. `kept` says
+    what has changed of counts and bias, None where nobody knows.
     """
 
     temperature: float
@@ -213,6 +236,7 @@ class Adjustment:
     bias: F32Array | None = None
     mask: U32Array | None = None
     draw: Draw | None = None
+    kept: Kept | None = None
 
     @property
     def changes(self) -> bool:
@@ -295,8 +319,9 @@ class Backend(Protocol):
     def record(
         self, rows: Rows, counts: Iterable[int], ceiling: int, step: Callable[[], None]
     ) -> None:
-        """Record what `step` enqueues for each of `counts` rows at positions below `ceiling`, which
-        may depend on nothing else of `rows`. Nothing where the backend replays nothing."""
+        """Record what `step` enqueues for each of `counts` rows at positions below `ceiling`, each
+        of another slot; `step` may depend on nothing else of `rows`. Nothing where the backend
+        replays nothing."""
 
     def replay(self, rows: Rows) -> bool:
         """Enqueue the recorded step of `rows`, which have begun; False where there is none."""
@@ -418,6 +443,17 @@ class Backend(Protocol):
     ) -> None:
         """out[r] = attention of row r over positions 0 … positions[r] of its slot."""
 
+    def attend_projected(
+        self,
+        rows: Rows,
+        qkv: Tensor,
+        attention: Attention,
+        plane: Plane,
+        queries: Tensor,
+        out: Tensor,
+    ) -> None:
+        """`rotary_cache_write`, then `attend_paged`; what `queries` hold afterwards is open."""
+
     def route(self, rows: Rows, x: Tensor, routing: Routing, routes: Routes) -> None:
         """Expert choices of each (normalised) row."""
 
@@ -434,6 +470,21 @@ class Backend(Protocol):
     ) -> None:
         """out[r] = Σ_e weight · expert_e(x[r]) in ascending e, then + shared[r], added to what
         out[r] holds when `add`."""
+
+    def moe_shared(
+        self,
+        rows: Rows,
+        x: Tensor,
+        experts: Experts,
+        routes: Routes,
+        shared: SharedExperts,
+        room: tuple[Tensor, Tensor],
+        out: Tensor,
+        *,
+        add: bool = True,
+    ) -> None:
+        """As `moe` with the shared experts of x[r] for shared[r]. `room` holds their inner values
+        and what they give, where a backend computes them apart."""
 
     def join(self, rows: Rows, first: Tensor, second: Tensor, out: Tensor) -> None:
         """out[r] = [first[r] | second[r]]."""

@@ -12,6 +12,8 @@ import numba
 import numba.core.config
 import numba.extending
 
+from kernels_numba.compile_log import CompileLog
+
 # GNU OpenMP's threads spin for milliseconds after a region by default. Beside any other busy
 # process the spinning ones hold the cores that the late one needs: a few percent are lost here on
 # an idle machine, where waiting longer would lose ten times the speed on a busy one. Read when the
@@ -42,6 +44,9 @@ def _cache_directory() -> str:
 
 if "NUMBA_CACHE_DIR" not in os.environ:
     config.CACHE_DIR = _cache_directory()
+
+compile_log = CompileLog(str(config.CACHE_DIR))
+compile_log.install()
 
 
 def kernel(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F]:

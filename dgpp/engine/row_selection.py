@@ -13,7 +13,7 @@ from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.exact import log
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.rng import uniform
-from kernels_numba.backend import Adjustment, Draw, Logits, Picker
+from kernels_numba.backend import Adjustment, Draw, Kept, Logits, Picker
 
 F32Array = npt.NDArray[np.float32]
 
@@ -100,6 +100,9 @@ def _adjustment(
     slot: int, depth: int, sampling: SamplingParams, tables: SlotTables, ids: range
 ) -> Adjustment:
     own, words = slice(ids.start, ids.stop), slice(ids.start // 32, -(-ids.stop // 32))
+    kept: Kept | None = None
+    if tables.changes:
+        kept = Kept(slot, tables.changes[slot].opening, tables.changes[slot].ids, ids.start)
     return Adjustment(
         temperature=1.0 if sampling.greedy else sampling.temperature,
         counts=tables.counts[slot, own] if sampling.penalised else None,
@@ -108,4 +111,5 @@ def _adjustment(
         presence=sampling.presence_penalty,
         bias=tables.bias[slot, own] if sampling.biased else None,
         mask=tables.mask[slot, depth, words] if tables.masked[slot] else None,
+        kept=kept,
     )

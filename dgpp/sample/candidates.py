@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,15 @@ class Candidates:
         ]
 
 
+@dataclass(slots=True)
+class TableChanges:
+    """What became of a slot's counts and bias: `opening` is the number of the choice that holds
+    the slot, `ids` those whose entries have changed since it took it, oldest first."""
+
+    opening: int = 0
+    ids: list[int] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class SlotTables:
     """Per-slot adjustments that the engine applies: counts and bias from the plans it gets, masks
@@ -53,9 +63,11 @@ class SlotTables:
     mask     uint32 [slots, D, ceil(V/32)] allowed ids, bit i of word w is id 32 w + i;
                                           row d is the state after d accepted drafts
     masked   int32 [slots]                1 where `mask` applies
+    changes  of each slot                 empty where nobody keeps account
     """
 
     counts: npt.NDArray[np.int32]
     bias: npt.NDArray[np.float32]
     mask: npt.NDArray[np.uint32]
     masked: npt.NDArray[np.int32]
+    changes: Sequence[TableChanges] = ()

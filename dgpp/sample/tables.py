@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dgpp.sample.candidates import SlotTables
+from dgpp.sample.candidates import SlotTables, TableChanges
 from dgpp.sched.plan import Plan
 from dgpp.sched.request import Submit
 
@@ -20,6 +20,7 @@ def allocate_tables(slots: int, vocab_size: int, mask_rows: int = 1) -> SlotTabl
         np.zeros((slots, vocab_size), np.float32),
         np.zeros((slots, mask_rows, words), np.uint32),
         np.zeros(slots, np.int32),
+        [TableChanges() for _ in range(slots)],
     )
 
 
@@ -53,6 +54,7 @@ class TableWriter:
         for row in plan.decodes:
             if self._counted[row.slot]:
                 self.tables.counts[row.slot, row.token] += 1
+                self.tables.changes[row.slot].ids.append(row.token)
             if self._endless and row.slot in self._endless:
                 self._let_end(row.slot, row.position)
 
@@ -65,6 +67,8 @@ class TableWriter:
     def _open(self, slot: int, submit: Submit) -> None:
         """`slot` now belongs to `submit`: its prompt's counts, its bias, no mask."""
         tables, params = self.tables, submit.sampling
+        changes = tables.changes[slot]
+        changes.opening, changes.ids = changes.opening + 1, []
         tables.masked[slot] = 0
         if self._counted[slot]:
             tables.counts[slot] = 0
@@ -90,3 +94,4 @@ class TableWriter:
             own = dict(submit.sampling.logit_bias)
             for token in submit.stop_ids:
                 self.tables.bias[slot, token] = own.get(token, 0.0)
+                self.tables.changes[slot].ids.append(token)

@@ -16,6 +16,7 @@ from kernels_numba.backend import (
     Routes,
     Routing,
     Rows,
+    SharedExperts,
     head_width,
 )
 from kernels_numba.cpu import attention as attention_kernels
@@ -36,7 +37,7 @@ from kernels_numba.cpu.row_handle import RowHandle
 from kernels_numba.cpu.span import SPAN
 from kernels_numba.cpu.store import CpuEntries, CpuStore
 from kernels_numba.extended import Selection
-from kernels_numba.jit import config, set_num_threads, threading_layer
+from kernels_numba.jit import compile_log, config, set_num_threads, threading_layer
 from kernels_numba.packed_rows import PackedRow, RowCode
 from kernels_numba.weights import VECTOR, Form, Part, dummy_part
 
@@ -123,7 +124,8 @@ class CpuBackend(CpuExtended, CpuImages):
 
     def notes(self) -> list[str]:
         layer = threading_layer()
-        notes = [f"cpu backend: {self.threads} threads, numba's {layer} layer"]
+        notes = compile_log.summary()
+        notes.append(f"cpu backend: {self.threads} threads, numba's {layer} layer")
         if layer == "workqueue":
             notes.append(
                 "warning: the workqueue layer costs 85 µs a parallel region, omp's about 1: "
@@ -356,6 +358,18 @@ class CpuBackend(CpuExtended, CpuImages):
             self._partials.size // state, self.threads,
         )  # fmt: skip
 
+    def attend_projected(
+        self,
+        rows: Rows,
+        qkv: Block,
+        attention: Attention,
+        plane: CpuPlane,
+        queries: Block,
+        out: Block,
+    ) -> None:
+        self.rotary_cache_write(rows, qkv, attention, plane, queries)
+        self.attend_paged(rows, queries, attention, plane, out)
+
     def attend_selected(
         self,
         rows: Rows,
@@ -392,6 +406,23 @@ class CpuBackend(CpuExtended, CpuImages):
             int(routing.normalise), routing.scale, raw.address + 4 * padded(routing.experts),
             routes.handle.ids, routes.handle.weights, routes.handle.gaps,
         )  # fmt: skip
+
+    def moe_shared(
+        self,
+        rows: Rows,
+        x: Block,
+        experts: Experts,
+        routes: Routes,
+        shared: SharedExperts,
+        room: tuple[Block, Block],
+        out: Block,
+        *,
+        add: bool = True,
+    ) -> None:
+        inner, given = room
+        self.gated(rows, x, shared.gate_up, inner, limit=shared.limit)
+        self.linear(rows, inner, shared.down, given)
+        self.moe(rows, x, experts, routes, given, out, add=add)
 
     def moe(
         self,

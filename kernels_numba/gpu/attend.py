@@ -5,6 +5,9 @@ On Hopper, prefill rows have a kernel of their own (attend_wide.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 
 from kernels_numba.backend import Attention, Rows
@@ -13,15 +16,17 @@ from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaTensor
 from kernels_numba.gpu.plane import SPAN, TILE_HEADS, CudaPlane, partial_floats
+from kernels_numba.gpu.source import SHARED_DIM
 
 SPLIT_THREADS = 128
 SHARED_ROWS = 8
 SHARED_THREADS = 256
-SHARED_DIM = 128
-"""Widest padded head whose values one warp keeps in registers."""
 FEW = 64
 PARTIAL_BYTES = 64 << 20
 """Scratch for partial results; rows that need more are done in turns."""
+
+HeadShape: TypeAlias = "tuple[int, int, int, float]"
+"""Query heads of a head of keys, heads of keys, values of a head, the scores' scale."""
 
 
 class Attend:
@@ -54,52 +59,112 @@ class Attend:
         self,
         rows: Rows,
         queries: CudaTensor,
-        shape: tuple[int, int, int, float],
+        shape: HeadShape,
         plane: CudaPlane,
         out: CudaTensor,
     ) -> None:
-        group, kv_heads = shape[:2]
-        grid = (-(-rows.count // SHARED_ROWS), kv_heads * -(-group // TILE_HEADS))
+        grid = (-(-rows.count // SHARED_ROWS), _tiles(shape))
         self._kernels.launch(
-            plane.unit, "attend_shared", grid, SHARED_THREADS,
+            plane.shared_unit, "attend_shared", grid, SHARED_THREADS,
             (queries.pointer, queries.stride, *rows.handle.metadata, rows.count, *shape,
              *plane.addresses, plane.block_tokens, out.pointer, out.stride),
             plane.span_bytes,
         )  # fmt: skip
+
+    @staticmethod
+    def takes_new(rows: Rows) -> bool:
+        """Whether `run_new` serves the step: few rows, each of a slot of its own."""
+        return rows.count <= FEW and bool(rows.handle.apart)
+
+    def run_new(
+        self,
+        rows: Rows,
+        qkv: CudaTensor,
+        attention: Attention,
+        plane: CudaPlane,
+        out: CudaTensor,
+    ) -> None:
+        """Rotary, cache write and attention of `takes_new` rows."""
+        group = attention.heads // attention.kv_heads
+        shape = (group, attention.kv_heads, attention.head_dim, attention.scale)
+        more = (*turning(attention), *plane.addresses, plane.block_tokens)
+
+        def split(first: int, grid: tuple[int, ...], partials: int) -> None:
+            self._kernels.launch(
+                plane.unit, "attend_new", grid, SPLIT_THREADS,
+                (*qkv.target, *rows.handle.metadata, first, *shape, *more, partials),
+                plane.span_bytes,
+                early=True,
+            )  # fmt: skip
+
+        self._in_turns(rows, 0, shape, plane, split, out)
 
     def _split(
         self,
         rows: Rows,
         start: int,
         queries: CudaTensor,
-        shape: tuple[int, int, int, float],
+        shape: HeadShape,
         plane: CudaPlane,
         out: CudaTensor,
     ) -> None:
-        group, kv_heads, dim, scale = shape
+        """Rows from `start` on, whose queries are there and whose keys are in the cache."""
+
+        def split(first: int, grid: tuple[int, ...], partials: int) -> None:
+            self._kernels.launch(
+                plane.unit, "attend_split", grid, SPLIT_THREADS,
+                (queries.pointer, queries.stride, *rows.handle.metadata, first, rows.count, *shape,
+                 *plane.addresses, plane.block_tokens, partials),
+                plane.span_bytes,
+                early=True,
+            )  # fmt: skip
+
+        self._in_turns(rows, start, shape, plane, split, out)
+
+    def _in_turns(
+        self,
+        rows: Rows,
+        start: int,
+        shape: HeadShape,
+        plane: CudaPlane,
+        split: Callable[[int, tuple[int, ...], int], None],
+        out: CudaTensor,
+    ) -> None:
+        """Spans of as many rows as have room, then their merge, and so on."""
+        group, kv_heads = shape[:2]
         each = partial_floats(group * kv_heads, kv_heads, plane.padded)
         longest = -(-rows.tables.shape[1] * plane.block_tokens // SPAN)
         self._make_room(max(PARTIAL_BYTES // 4, longest * each))
         spans = -(-rows.handle.reach // SPAN)
         turn = max(1, self._partials.size // (spans * each))
         partials = int(self._partials.data.ptr)
-        tiles = kv_heads * -(-group // TILE_HEADS)
         for first in range(start, rows.count, turn):
             taken = min(turn, rows.count - first)
-            self._kernels.launch(
-                plane.unit, "attend_split", (spans, tiles, taken), SPLIT_THREADS,
-                (queries.pointer, queries.stride, *rows.handle.metadata, first, *shape,
-                 *plane.addresses, plane.block_tokens, partials),
-                plane.span_bytes,
-                early=True,
-            )  # fmt: skip
+            split(first, (spans, _tiles(shape), taken), partials)
             self._kernels.launch(
                 plane.unit, "attend_merge", (group * kv_heads, taken), plane.padded,
-                (partials, spans, rows.handle.positions, first, group, kv_heads, dim, scale,
-                 out.pointer, out.stride),
+                (partials, spans, rows.handle.positions, first, *shape, out.pointer, out.stride),
                 early=True,
             )  # fmt: skip
 
     def _make_room(self, floats: int) -> None:
         if self._partials.size < floats:
             self._partials = load_cupy().zeros(floats, np.float32)
+
+
+def _tiles(shape: HeadShape) -> int:
+    """Blocks of sixteen heads or fewer that share keys."""
+    return shape[1] * -(-shape[0] // TILE_HEADS)
+
+
+def turning(attention: Attention) -> tuple[int | float, ...]:
+    """How kernels are told of the norms and the rotation of heads."""
+    q, k = attention.q_norm, attention.k_norm
+    return (
+        0 if q is None else q.weight.pointer,
+        0 if k is None else k.weight.pointer,
+        0.0 if q is None else q.eps,
+        0.0 if k is None else k.eps,
+        attention.angles.pointer,
+        attention.angles.width // 2,
+    )

@@ -21,8 +21,9 @@ from kernels_numba.backend import (
     Routes,
     Routing,
     Rows,
+    SharedExperts,
 )
-from kernels_numba.gpu.attend import Attend
+from kernels_numba.gpu.attend import Attend, turning
 from kernels_numba.gpu.attend_wide import UNSENT, AttendWide
 from kernels_numba.gpu.device import load_cupy, open_device
 from kernels_numba.gpu.dummy import dummy_matrix
@@ -36,18 +37,17 @@ from kernels_numba.gpu.picker import CudaPicker
 from kernels_numba.gpu.plane import CudaPlane
 from kernels_numba.gpu.project import Project
 from kernels_numba.gpu.ranks import RankMemory
+from kernels_numba.gpu.slot_tables import DeviceTables
 from kernels_numba.gpu.source import (
     HOPPER,
-    ROTARY,
     ROWS,
     STEP,
-    WIDE_HEADS,
-    attend_wide_unit,
+    attention_units,
     padded_head,
     shared_units,
 )
 from kernels_numba.gpu.store import CudaStore
-from kernels_numba.gpu.stream import fetched
+from kernels_numba.gpu.stream import fetched, on_stream
 from kernels_numba.gpu.transfer import Transfers, pinned
 from kernels_numba.packed_rows import RowCode
 from kernels_numba.weights import Form, Part
@@ -73,6 +73,8 @@ class _RowHandle:
         """No position of the step is as large; grids follow from it."""
         self.step = UNSENT
         """Tells the steps apart that were sent."""
+        self.apart = False
+        """Every row of the step has a slot of its own."""
         start = int(self._words.data.ptr)
         self.tokens, self.positions, self.slots = (start + 4 * rows.capacity * i for i in range(3))
         self.metadata = (
@@ -86,6 +88,7 @@ class _RowHandle:
         """The rows to `words` int32 [3, count], as `begin_step` reads them."""
         self.reach = int(rows.positions[: rows.count].max(initial=0)) + 1
         self.step = next(_STEPS)
+        self.apart = len(set(rows.slots[: rows.count].tolist())) == rows.count
         for to, values in zip(words, (rows.tokens, rows.positions, rows.slots), strict=True):
             to[...] = values[: rows.count]
 
@@ -131,6 +134,8 @@ class CudaBackend:
         self._mixture = Mixture(self._kernels, self._project, capacity)
         self._graphs = StepGraphs(self._stream)
         self._transfers = Transfers(self._stream)
+        # Pickers of one shape, which take turns, share what slots have.
+        self._tables: dict[tuple[int, int], DeviceTables] = {}
         # The last pick of every slot, and when the step began.
         self._picks = cupy.zeros(capacity, cupy.int32)
         self._began = cupy.zeros(1, cupy.uint64)
@@ -160,11 +165,11 @@ class CudaBackend:
         for count in counts:
             rows.count = count
             for reach in reaches(ceiling):
-                rows.handle.reach, rows.handle.step = reach, UNSENT
+                rows.handle.reach, rows.handle.step, rows.handle.apart = reach, UNSENT, True
                 self._graphs.record(count, reach, step)
 
     def replay(self, rows: Rows) -> bool:
-        return self._graphs.replay(rows.count, rows.handle.reach)
+        return rows.handle.apart and self._graphs.replay(rows.count, rows.handle.reach)
 
     @contextmanager
     def guard(self, doing: str) -> Iterator[None]:
@@ -239,10 +244,7 @@ class CudaBackend:
         self._enter()
         plane = CudaPlane(blocks, block_tokens, kv_heads, head_dim)
         plane.enter, plane.transfers = self._enter, self._transfers
-        units = [plane.unit]
-        if head_dim in WIDE_HEADS:
-            units.append(attend_wide_unit(head_dim))
-        self._kernels.prepare(units)
+        self._kernels.prepare(attention_units(head_dim))
         return plane
 
     def store(
@@ -295,17 +297,23 @@ class CudaBackend:
     def picker(self, rows: int, vocab: int, candidates: int) -> CudaPicker:
         self._enter()
         size = (rows, vocab, candidates)
-        return CudaPicker(self._kernels, self._staging, self._stream, self._fed, size)
+        if (rows, vocab) not in self._tables:
+            with on_stream(self._stream):
+                tables = DeviceTables(self._kernels, self._staging, rows, vocab)
+            self._tables[rows, vocab] = tables
+        return CudaPicker(
+            self._kernels, self._staging, self._stream, self._tables[rows, vocab], self._fed, size
+        )
 
     # Rows --------------------------------------------------------------------------------------
 
     def embed(self, rows: Rows, table: CudaMatrix, out: CudaTensor, *, first: int = 0) -> None:
         data, stride, scale, scale_stride, factors = table.weights
+        # Not early: what comes behind may read positions and tables before it waits.
         self._kernels.launch(
             ROWS, "embed", (rows.count, -(-out.width // THREADS)), THREADS,
             (rows.handle.tokens, first, table.rows, int(table.form), table.group, data, stride,
              scale, scale_stride, factors, out.width, *out.target),
-            early=True,
         )  # fmt: skip
 
     def norm(self, rows: Rows, x: CudaTensor, norm: Norm, out: CudaTensor) -> None:
@@ -396,18 +404,13 @@ class CudaBackend:
         plane: CudaPlane,
         queries: CudaTensor,
     ) -> None:
-        handle: _RowHandle = rows.handle
-        q_norm, k_norm = attention.q_norm, attention.k_norm
         heads = attention.heads + 2 * attention.kv_heads
         self._kernels.launch(
-            ROTARY, "rotary_cache_write", (rows.count, -(-heads // ROTARY_WARPS)),
+            plane.unit, "rotary_cache_write", (rows.count, -(-heads // ROTARY_WARPS)),
             32 * ROTARY_WARPS,
-            (*qkv.target, *handle.metadata, attention.heads, attention.kv_heads,
-             attention.head_dim, plane.padded, 0 if q_norm is None else q_norm.weight.pointer,
-             0 if k_norm is None else k_norm.weight.pointer,
-             0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps,
-             attention.angles.pointer, attention.angles.width // 2, queries.pointer,
-             queries.stride, *plane.addresses, plane.block_tokens),
+            (*qkv.target, *rows.handle.metadata, attention.heads, attention.kv_heads,
+             attention.head_dim, *turning(attention), queries.pointer, queries.stride,
+             *plane.addresses, plane.block_tokens),
             early=True,
         )  # fmt: skip
 
@@ -420,6 +423,21 @@ class CudaBackend:
         out: CudaTensor,
     ) -> None:
         self._attend.run(rows, queries, attention, plane, out)
+
+    def attend_projected(
+        self,
+        rows: Rows,
+        qkv: CudaTensor,
+        attention: Attention,
+        plane: CudaPlane,
+        queries: CudaTensor,
+        out: CudaTensor,
+    ) -> None:
+        if self._attend.takes_new(rows):
+            self._attend.run_new(rows, qkv, attention, plane, out)
+            return
+        self.rotary_cache_write(rows, qkv, attention, plane, queries)
+        self.attend_paged(rows, queries, attention, plane, out)
 
     # Experts -----------------------------------------------------------------------------------
 
@@ -439,6 +457,27 @@ class CudaBackend:
     ) -> None:
         _require_unlimited(experts.limit)
         self._mixture.moe(rows.count, x, experts, routes.handle, shared, out, add=add)
+
+    def moe_shared(
+        self,
+        rows: Rows,
+        x: CudaTensor,
+        experts: Experts,
+        routes: Routes,
+        shared: SharedExperts,
+        room: tuple[CudaTensor, CudaTensor],
+        out: CudaTensor,
+        *,
+        add: bool = True,
+    ) -> None:
+        _require_unlimited(max(experts.limit, shared.limit))
+        if self._mixture.takes(rows.count, experts, shared):
+            self._mixture.moe(rows.count, x, experts, routes.handle, shared, out, add=add)
+            return
+        inner, given = room
+        self.gated(rows, x, shared.gate_up, inner)
+        self.linear(rows, inner, shared.down, given)
+        self.moe(rows, x, experts, routes, given, out, add=add)
 
 
 def _require_unlimited(limit: float) -> None:

@@ -1,4 +1,4 @@
-"""Machine code for one architecture's own instructions, which CuPy's compilation does not name."""
+"""CUDA sources to machine code for one architecture, kept on disk."""
 
 from __future__ import annotations
 
@@ -9,35 +9,52 @@ from pathlib import Path
 
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.errors import CudaError
+from kernels_numba.gpu.source import Unit
 
 CACHE = "~/.cupy/kernel_cache"
 """CuPy's own default."""
 
 
-def machine_code(name: str, text: str, options: tuple[str, ...], architecture: str) -> Path:
-    """A file of `text` compiled for `architecture` (sm_90a), kept where CuPy keeps its own.
+def cache_folder() -> Path:
+    """Where compiled units are kept: beside what CuPy compiles for itself."""
+    return Path(os.environ.get("CUPY_CACHE_DIR") or CACHE).expanduser()
 
-    Raises CudaError with the compiler's words.
-    """
-    cupy = load_cupy()
-    nvrtc = cupy.cuda.nvrtc
-    flags = (*options, "-ftz=true", f"--gpu-architecture={architecture}")
-    said = "\0".join((text, *flags, str(nvrtc.getVersion())))
-    folder = Path(os.environ.get("CUPY_CACHE_DIR") or CACHE).expanduser()
-    path = folder / f"dgpp-{hashlib.sha256(said.encode()).hexdigest()}.cubin"
-    if path.exists():
-        return path
-    program = nvrtc.createProgram(text, name, (), ())
-    try:
-        nvrtc.compileProgram(program, flags)
-        code = nvrtc.getCUBIN(program)
-    except nvrtc.NVRTCError as error:
-        raise CudaError(nvrtc.getProgramLog(program) or str(error)) from error
-    finally:
-        nvrtc.destroyProgram(program)
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, held = tempfile.mkstemp(dir=folder)
-    with os.fdopen(handle, "wb") as file:
-        file.write(code)
-    # Another process may be at the same: each file is whole before it has its name.
-    return Path(held).replace(path)
+
+class Compiler:
+    """Compiles units for `architecture` (sm_90a; units that use nothing of it alone for sm_90)."""
+
+    def __init__(self, architecture: str) -> None:
+        self._architecture = architecture
+        self._nvrtc = load_cupy().cuda.nvrtc
+        self._version = str(self._nvrtc.getVersion())
+
+    def _flags(self, unit: Unit) -> tuple[str, ...]:
+        architecture = unit.architecture or self._architecture.removesuffix("a")
+        return (*unit.options(), "-ftz=true", f"--gpu-architecture={architecture}")
+
+    def path(self, unit: Unit) -> Path:
+        """Where the unit's machine code is kept once it is compiled."""
+        said = "\0".join((unit.text, *self._flags(unit), self._version))
+        return cache_folder() / f"dgpp-{hashlib.sha256(said.encode()).hexdigest()}.cubin"
+
+    def compiled(self, unit: Unit) -> Path:
+        """The unit's machine code, made where it is not kept yet; from any thread. Raises CudaError
+        with the compiler's words."""
+        path = self.path(unit)
+        if path.exists():
+            return path
+        nvrtc = self._nvrtc
+        program = nvrtc.createProgram(unit.text, f"{unit.name}.cu", (), ())
+        try:
+            nvrtc.compileProgram(program, self._flags(unit))
+            code = nvrtc.getCUBIN(program)
+        except nvrtc.NVRTCError as error:
+            raise CudaError(nvrtc.getProgramLog(program) or str(error)) from error
+        finally:
+            nvrtc.destroyProgram(program)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, held = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(code)
+        # Another process may be at the same: each file is whole before it has its name.
+        return Path(held).replace(path)

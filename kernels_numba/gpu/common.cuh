@@ -118,3 +118,16 @@ __device__ __forceinline__ void wait_for_previous() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+// Small kernels of a step of few rows run their code twice: first before they wait, on whatever lies
+// there, and without a trace of it. The streams of weights between two launches leave nothing of a
+// kernel's code in the caches, and reading it then would take longer than what it does. What is read
+// both times must not go through a cache that could keep the first answer (__ldcg).
+__device__ __forceinline__ int first_pass(u32 rows) { return rows <= 64 ? 0 : 1; }
+
+// Whether this pass counts; if so, everything launched before has ended.
+__device__ __forceinline__ bool counts_now(int pass) {
+    if (pass == 0) return false;
+    wait_for_previous();
+    return true;
+}

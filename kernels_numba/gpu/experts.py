@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernels_numba.backend import Experts, Routing, Scores
+from kernels_numba.backend import Experts, Routing, Scores, SharedExperts
 from kernels_numba.gpu import wide
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaMatrix, CudaTensor
-from kernels_numba.gpu.project import FEW, Grouping, Project, Shape, widest_tile
+from kernels_numba.gpu.project import FEW, Fixed, Grouping, Project, Shape, widest_tile
 from kernels_numba.gpu.source import MOE
 
 GROUP_SHARE = 512
@@ -45,9 +45,13 @@ class RouteHandle:
         self.pointers = (int(self.ids.data.ptr), int(self.weights.data.ptr))
         self.source, self.place = (int(row.data.ptr) for row in self.places)
         self.tiles_at = int(self.tiles.data.ptr)
+        self.sorted = (self.source, self.place, self.tiles_at)
         blocks = -(-capacity * top // GROUP_SHARE)
         self.counts = cupy.zeros((blocks, MOST_EXPERTS), cupy.int32)
         self.counts_at = int(self.counts.data.ptr)
+        self.grouped: tuple[int, int, tuple[int, ...]] | None = None
+        """How the pairs are sorted that `tiles`, `source` and `place` tell of: rows, experts, sizes
+        of tiles. None when the choices are newer."""
 
 
 class Mixture:
@@ -70,12 +74,25 @@ class Mixture:
         self._scores = _room(self._scores, self._capacity, routing.experts, wide=True)
         source = self._project.input(count, x, None)
         self._project.plain(count, source, routing.gate, self._scores)
+        scores = (self._scores.pointer, self._scores.stride, routing.bias.pointer)
+        choice = (routing.experts, routing.top, int(routing.normalise), routing.scale)
+        if count <= FEW[1] and count * routing.top <= GROUP_SHARE:
+            sizes = (STREAMED.size,) * 4
+            most = _most_tiles(count * routing.top, routing.experts, sizes)
+            self._kernels.launch(
+                MOE, "route_and_group", (1,), GROUP_SHARE,
+                (*scores, count, *choice, *handle.pointers, packed(sizes), most, *handle.sorted),
+                4 * count * routing.experts,
+                early=True,
+            )  # fmt: skip
+            handle.grouped = (count, routing.experts, sizes)
+            return
         self._kernels.launch(
-            MOE, "route_sigmoid", (count,), 32,
-            (self._scores.pointer, self._scores.stride, routing.bias.pointer, routing.experts,
-             routing.top, int(routing.normalise), routing.scale, *handle.pointers),
+            MOE, "route_sigmoid", (count,), GROUP_SHARE, (*scores, *choice, *handle.pointers),
+            4 * routing.experts,
             early=True,
         )  # fmt: skip
+        handle.grouped = None
 
     def _shape(self, count: int, pairs: int, experts: Experts, number: int) -> Shape:
         if count <= FEW[-1]:
@@ -88,7 +105,16 @@ class Mixture:
     def _group(self, count: int, number: int, handle: RouteHandle, shape: Shape) -> Grouping:
         pairs = count * handle.top
         sizes = wide.SIZES if shape is WIDEST else (shape.size,) * 4
-        most = min(min(number, pairs) + pairs // sizes[0], pairs)
+        most = _most_tiles(pairs, number, sizes)
+        if handle.grouped != (count, number, sizes):
+            self._sort(pairs, number, sizes, most, handle)
+            handle.grouped = (count, number, sizes)
+        used, room = handle.tiles_at + 16 * most, self._capacity * handle.top
+        return Grouping(handle.tiles_at, used, handle.source, most, room, pairs, shape)
+
+    def _sort(
+        self, pairs: int, number: int, sizes: tuple[int, ...], most: int, handle: RouteHandle
+    ) -> None:
         blocks = -(-pairs // GROUP_SHARE)
         if blocks > 1:
             self._kernels.launch(
@@ -99,11 +125,20 @@ class Mixture:
         self._kernels.launch(
             MOE, "group_by_expert", (blocks,), GROUP_SHARE,
             (handle.pointers[0], pairs, handle.top, number, packed(sizes), most,
-             handle.counts_at, handle.source, handle.place, handle.tiles_at),
+             handle.counts_at, *handle.sorted),
             early=True,
         )  # fmt: skip
-        used, room = handle.tiles_at + 16 * most, self._capacity * handle.top
-        return Grouping(handle.tiles_at, used, handle.source, most, room, pairs, shape)
+
+    @staticmethod
+    def takes(count: int, experts: Experts, shared: SharedExperts) -> bool:
+        """Whether `moe` computes the shared experts in the launches of the others."""
+        return count <= STREAMED.size and all(
+            _alike(one, all_of, experts.intermediate * sides)
+            for one, all_of, sides in (
+                (shared.gate_up, experts.gate_up, 2),
+                (shared.down, experts.down, 0),
+            )
+        )
 
     def moe(
         self,
@@ -111,32 +146,59 @@ class Mixture:
         x: CudaTensor,
         experts: Experts,
         handle: RouteHandle,
-        shared: CudaTensor | None,
+        shared: CudaTensor | SharedExperts | None,
         out: CudaTensor,
         *,
         add: bool,
     ) -> None:
+        """`shared` experts are computed here where `takes` says so, else before."""
         gate_up: CudaMatrix = experts.gate_up
         down: CudaMatrix = experts.down
         number = gate_up.rows // (2 * experts.intermediate)
-        room = self._capacity * handle.top
+        pairs, room = count * handle.top, self._capacity * handle.top + STREAMED.size
         inner = self._inner = _room(self._inner, room, experts.intermediate, wide=False)
         result = self._result = _room(self._result, room, x.width, wide=True)
         source = self._project.input(count, x, None)
-        shape = self._shape(count, count * handle.top, experts, number)
+        shape = self._shape(count, pairs, experts, number)
         group = self._group(count, number, handle, shape)
+        fixed: tuple[Fixed | None, Fixed | None] = (None, None)
+        target = (0, 0, 0)
+        if isinstance(shared, SharedExperts):
+            # Their rows stand behind those of the pairs.
+            fixed = (
+                Fixed(shared.gate_up, count, 0, pairs),
+                Fixed(shared.down, count, pairs, pairs),
+            )
+            target = (result.pointer + 4 * pairs * result.stride, *result.target[1:])
+        elif shared is not None:
+            target = shared.target
         self._project.gated(
-            count, source, gate_up, inner, rows=experts.intermediate, grouping=group
+            count,
+            source,
+            gate_up,
+            inner,
+            rows=experts.intermediate,
+            grouping=replace(group, fixed=fixed[0]),
         )
-        placed = replace(group, gather=0)
+        placed = replace(group, gather=0, fixed=fixed[1])
         self._project.plain(count, inner, down, result, rows=x.width, grouping=placed)
-        target = (0, 0, 0) if shared is None else shared.target
         self._kernels.launch(
             MOE, "combine", (count, -(-x.width // THREADS)), THREADS,
             (result.pointer, result.stride, handle.place, handle.pointers[1], handle.top, *target,
              x.width, *out.target, int(add)),
             early=True,
         )  # fmt: skip
+
+
+def _most_tiles(pairs: int, number: int, sizes: tuple[int, ...]) -> int:
+    """Tiles of at least sizes[0] places that `number` experts can have of `pairs`."""
+    return min(min(number, pairs) + pairs // sizes[0], pairs)
+
+
+def _alike(one: CudaMatrix, all_of: CudaMatrix, rows: int) -> bool:
+    """Whether a launch takes `one` beside experts of `rows` rows (0: any number) each."""
+    same = (one.form, one.group, one.columns) == (all_of.form, all_of.group, all_of.columns)
+    return same and rows in (0, one.rows)
 
 
 def _room(held: CudaTensor | None, rows: int, width: int, *, wide: bool) -> CudaTensor:

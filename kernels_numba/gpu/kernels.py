@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kernels_numba.gpu.build import machine_code
+from kernels_numba.gpu.build import Compiler, cache_folder
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.errors import CudaError
 from kernels_numba.gpu.launch import Launcher
@@ -17,8 +21,11 @@ EARLY_ARCHITECTURE = 90
 """The first on which a kernel can start before the one in front of it has ended."""
 
 
+_log = logging.getLogger("dgpp.engine")
+
+
 class Kernels:
-    """Compiles each unit once; CuPy keeps the binaries on disk by source and device.
+    """Compiles each unit once; the machine code is kept on disk by source and architecture.
 
     Integers travel as 64-bit values and pointers as integers, floats as doubles: what the kernels
     declare.
@@ -30,32 +37,51 @@ class Kernels:
         capability = self._cupy.cuda.Device().compute_capability
         self._early = int(capability) >= EARLY_ARCHITECTURE
         self.architecture = f"sm_{capability}a"
+        self._compiler = Compiler(self.architecture)
         self._modules: dict[Unit, Any] = {}
         self._functions: dict[tuple[Unit, str, int], Any] = {}
+        self._shared: dict[tuple[Unit, str], int] = {}
 
     def prepare(self, units: Iterable[Unit]) -> None:
         """Compile `units` now, but those of other architectures. Raises CudaError naming the source
         that does not."""
-        for unit in units:
-            if unit.architecture in ("", self.architecture):
-                self._module(unit)
+        own = [unit for unit in units if unit.architecture in ("", self.architecture)]
+        self._compile([unit for unit in own if not self._compiler.path(unit).exists()])
+        for unit in own:
+            self._module(unit)
+
+    def _compile(self, missing: list[Unit]) -> None:
+        if not missing:
+            return
+        began, number = time.monotonic(), len(missing)
+        _log.info(
+            "compiling %d CUDA sources for %s: the first start on this machine that needs them; "
+            "kept in %s",
+            number,
+            self.architecture,
+            cache_folder(),
+        )
+        with ThreadPoolExecutor(min(number, os.cpu_count() or 1)) as pool:
+            for _ in pool.map(self._compiled, missing):
+                pass
+        _log.info("%d CUDA sources compiled in %.0f s", number, time.monotonic() - began)
+
+    def _compiled(self, unit: Unit) -> str:
+        try:
+            return str(self._compiler.compiled(unit))
+        except CudaError as error:
+            message = f"{unit} does not compile for this device: {error}; update 'dgpp[cuda]'"
+            raise CudaError(message) from error
 
     def _module(self, unit: Unit) -> Any:
-        cupy = self._cupy
         module = self._modules.get(unit)
         if module is not None:
             return module
+        path = self._compiled(unit)
         try:
-            if unit.architecture:
-                path = machine_code(str(unit), unit.text, unit.options(), unit.architecture)
-                module = cupy.RawModule(path=str(path))
-            else:
-                module = cupy.RawModule(code=unit.text, options=unit.options(), backend="nvrtc")
+            module = self._cupy.RawModule(path=path)
             module.compile()
-        except (cupy.cuda.compiler.CompileException, CudaError) as error:
-            message = f"{unit} does not compile for this device: {error}; update 'dgpp[cuda]'"
-            raise CudaError(message) from error
-        except cupy.cuda.driver.CUDADriverError as error:
+        except self._cupy.cuda.driver.CUDADriverError as error:
             message = f"{unit} cannot be loaded: {error}; update the driver"
             raise CudaError(message) from error
         self._modules[unit] = module
@@ -73,8 +99,10 @@ class Kernels:
         module = self._module(unit)
         try:
             function = module.get_function(name)
-            if shared > STATIC_SHARED:
-                function.max_dynamic_shared_size_bytes = shared
+            most = self._shared[unit, name] = max(self._shared.get((unit, name), 0), shared)
+            if most > STATIC_SHARED:
+                # The kernel's, not this object's: a launch with less must not take it from others.
+                function.max_dynamic_shared_size_bytes = most
         except self._cupy.cuda.driver.CUDADriverError as error:
             raise CudaError(f"{unit}: {name} cannot be loaded: {error}") from error
         return function

@@ -79,13 +79,16 @@ class CudaTensor:
 
 
 class CudaVector:
-    """float32 parameters."""
+    """float32 parameters, padded with zeros to whole fours."""
 
     __slots__ = ("array", "pointer", "width")
 
     def __init__(self, values: npt.NDArray[np.float32]) -> None:
-        self.array = load_cupy().asarray(np.ascontiguousarray(values, np.float32))
         self.width = int(values.shape[-1])
+        held = np.ascontiguousarray(values, np.float32)
+        if held.ndim == 1:
+            held = np.pad(held, (0, -self.width % 4))
+        self.array = load_cupy().asarray(held)
         self.pointer = int(self.array.data.ptr)
 
 

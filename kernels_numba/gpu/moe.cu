@@ -5,60 +5,94 @@ constexpr int MOST_EXPERTS = 1024;
 constexpr int MOST_TOP = 32;
 constexpr int SHARE = 512;  // pairs of a block that sorts
 
-// One warp a row: the `top` by score + bias, ties to the lower id, then in ascending order.
-extern "C" __global__ void __launch_bounds__(32) route_sigmoid(
+// How an expert of a lane's is chosen: larger keys first, 0 for what has no finite choice.
+__device__ __forceinline__ u32 choice_key(float choice) {
+    if (!(choice > NEGATIVE_INFINITY)) return 0u;
+    const u32 bits = __float_as_uint(choice + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float score_of(float logit) {
+    return __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-logit)));
+}
+
+// A router over the experts' logits, and what it makes of them.
+struct Router {
+    const float* logits;
+    i64 stride;
+    const float* bias;
+    int experts, top, normalise;
+    float scale;
+};
+
+// What a block of SHARE threads knows of its rows' choices: as they were made, ascending by expert,
+// and their scores.
+struct RouteRoom {
+    int chosen[SHARE], sorted[SHARE];
+    float scores[SHARE];
+};
+
+// The `top` of each of `rows` rows by score + bias, ties to the lower id, then in ascending order; at
+// most SHARE choices in all. `keys` is room for all rows' experts. Everything is found by counting
+// what comes before it: little code, which is read from memory for each kernel anew.
+__device__ __forceinline__ void route_rows(
+    const Router& router, int rows, u32* keys, RouteRoom& room, int* ids, float* weights,
+    bool counts) {
+    const int experts = router.experts, top = router.top, all = rows * experts;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < all; i += SHARE) {
+        const int row = i / experts, e = i % experts;
+        const float logit = __ldcg(router.logits + row * router.stride + e);
+        keys[i] = choice_key(__fadd_rn(score_of(logit), router.bias[e]));
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < all; i += SHARE) {
+        const int row = i / experts, e = i % experts;
+        const u32* others = keys + row * experts;
+        const u32 own = keys[i];
+        int before = 0;
+#pragma unroll 4
+        for (int o = 0; o < experts; ++o) before += others[o] > own || (others[o] == own && o < e);
+        if (before < top) room.chosen[row * top + before] = e;
+    }
+    __syncthreads();
+    const int mine = threadIdx.x, first = mine / top * top;
+    const bool real = mine < rows * top;
+    if (real) {
+        const int own = room.chosen[mine];
+        int before = 0;
+#pragma unroll 1
+        for (int j = 0; j < top; ++j) before += room.chosen[first + j] < own;
+        room.sorted[first + before] = own;
+        const float* row = router.logits + mine / top * router.stride;
+        room.scores[first + before] = score_of(__ldcg(row + own));
+    }
+    __syncthreads();
+    if (!real) return;
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int j = 0; j < top; ++j) sum = __fadd_rn(sum, room.scores[first + j]);
+    float weight = room.scores[mine];
+    if (router.normalise) weight = __fdiv_rn(weight, __fadd_rn(sum, 1e-20f));
+    if (!counts) return;
+    ids[mine] = room.sorted[mine];
+    weights[mine] = __fmul_rn(weight, router.scale);
+}
+
+// ids and weights [rows, top], ascending. One block a row.
+extern "C" __global__ void __launch_bounds__(SHARE) route_sigmoid(
     const float* logits, i64 stride, const float* bias, i64 experts, i64 top, i64 normalise,
     double scale, int* ids, float* weights) {
-    __shared__ float scores[MOST_EXPERTS], choices[MOST_EXPERTS];
-    __shared__ int chosen[MOST_TOP];
-    const int lane = threadIdx.x;
+    extern __shared__ __align__(16) u32 keys[];
+    __shared__ RouteRoom room;
     let_next_start();
     wait_for_previous();
-    const float* row = logits + blockIdx.x * stride;
-    for (int e = lane; e < experts; e += 32) {
-        scores[e] = 1.0f / (1.0f + expf(-row[e]));
-        choices[e] = scores[e] + bias[e];
-    }
-    __syncwarp();
-    for (int j = 0; j < top; ++j) {
-        float best = NEGATIVE_INFINITY;
-        int at = MOST_EXPERTS;
-        for (int e = lane; e < experts; e += 32) {
-            if (choices[e] > best) {
-                best = choices[e];
-                at = e;
-            }
-        }
-        for (int step = 16; step >= 1; step /= 2) {
-            const float other = __shfl_xor_sync(0xffffffffu, best, step);
-            const int other_at = __shfl_xor_sync(0xffffffffu, at, step);
-            if (other > best || (other == best && other_at < at)) {
-                best = other;
-                at = other_at;
-            }
-        }
-        // A row without finite scores still names experts that exist.
-        if (at >= experts) at = j;
-        if (lane == 0) {
-            chosen[j] = at;
-            choices[at] = NEGATIVE_INFINITY;
-        }
-        __syncwarp();
-    }
-    // A lane per choice: its place among them, then the sum in ascending order, as all lanes see it.
-    int place = 0;
-    const int id = lane < top ? chosen[lane] : 0;
-    for (int j = 0; j < top; ++j) place += chosen[j] < id || (chosen[j] == id && j < lane);
-    __syncwarp();
-    if (lane < top) chosen[place] = id;
-    __syncwarp();
-    float sum = 0.0f;
-    for (int j = 0; j < top; ++j) sum += scores[chosen[j]];
-    if (lane >= top) return;
-    float weight = scores[chosen[lane]];
-    if (normalise) weight = weight / (sum + 1e-20f);
-    ids[blockIdx.x * top + lane] = chosen[lane];
-    weights[blockIdx.x * top + lane] = weight * static_cast<float>(scale);
+    const i64 row = blockIdx.x;
+    const Router router{logits + row * stride, stride, bias, static_cast<int>(experts),
+                        static_cast<int>(top), static_cast<int>(normalise),
+                        static_cast<float>(scale)};
+    route_rows(router, 1, keys, room, ids + row * top, weights + row * top, true);
 }
 
 // How many of a block's SHARE pairs each expert has: counts [blocks, experts].
@@ -110,69 +144,160 @@ __device__ __forceinline__ int pieces_of(int all, u64 sizes) {
 // Sorts the pairs (row, choice) by expert, stably: `source` [pairs] is the row of each sorted place,
 // `place` [pairs] the sorted place of each pair, `tiles` [most] even pieces of one expert's places:
 // (expert, first, count, 0), and count 0 beyond them; tiles[most] holds how many there are. Pieces
-// have at most as many places as one of four `sizes` of sixteen bits, the one that wastes least. Each block places its SHARE pairs, from the counts of
-// all blocks where there are several.
-extern "C" __global__ void __launch_bounds__(SHARE) group_by_expert(
-    const int* ids, i64 pairs, i64 top, i64 experts, u64 sizes, i64 most,
-    const int* counts, int* source, int* place, int4* tiles) {
-    __shared__ u16 before[SHARE / 32][MOST_EXPERTS];
-    __shared__ int starts[MOST_EXPERTS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    let_next_start();
-    for (int e = threadIdx.x; e < SHARE / 32 * MOST_EXPERTS / 2; e += SHARE) {
-        reinterpret_cast<u32*>(before)[e] = 0;
+// have at most as many places as one of four `sizes` of sixteen bits, the one that wastes least. Each
+// block places its SHARE pairs, from the `counts` of all blocks where there are several.
+struct Groups {
+    u64 sizes;
+    i64 most;
+    const int* counts;
+    int* source;
+    int* place;
+    int4* tiles;
+};
+
+struct GroupRoom {
+    u16 before[SHARE / 32][MOST_EXPERTS];
+    int starts[MOST_EXPERTS];
+    int2 reached;
+
+    __device__ __forceinline__ void clear() {
+        for (int e = threadIdx.x; e < SHARE / 32 * MOST_EXPERTS / 2; e += SHARE) {
+            reinterpret_cast<u32*>(before)[e] = 0;
+        }
     }
-    __syncthreads();
-    wait_for_previous();
-    const i64 pair = static_cast<i64>(blockIdx.x) * SHARE + threadIdx.x;
-    const int id = pair < pairs ? ids[pair] : -1;
+};
+
+// How many pairs of the thread's expert `e` this block has (before each of its warps: room.before),
+// earlier blocks have, and all blocks have.
+__device__ __forceinline__ int2 count_pairs(
+    GroupRoom& room, const int* counts, i64 experts, int e) {
+    int own = 0, earlier = 0, all = 0;
+    for (int w = 0; w < SHARE / 32; ++w) {
+        const int held = room.before[w][e];
+        room.before[w][e] = static_cast<u16>(own);
+        own += held;
+    }
+    if (gridDim.x == 1) return make_int2(0, own);
+#pragma unroll 8
+    for (int block = 0; block < gridDim.x; ++block) {
+        const int held = counts[block * experts + e];
+        if (block < blockIdx.x) earlier += held;
+        all += held;
+    }
+    return make_int2(earlier, all);
+}
+
+// Places this thread's pair, which chose expert `id` (-1: there is no pair). `room` is clear.
+__device__ __forceinline__ void group_pairs(
+    const Groups& to, GroupRoom& room, i64 experts, i64 top, i64 pair, int id) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 alike = __match_any_sync(0xffffffffu, id);
     const int rank = __popc(alike & ((1u << lane) - 1u));
-    if (id >= 0 && rank == 0) before[warp][id] = static_cast<u16>(__popc(alike));
+    if (id >= 0 && rank == 0) room.before[warp][id] = static_cast<u16>(__popc(alike));
     __syncthreads();
-    // A thread for each expert, in turns: its pairs in this block's warps, in earlier blocks, in all.
+    // A thread for each expert, in turns.
     int2 done = make_int2(0, 0);
     for (int first = 0; first < experts; first += SHARE) {
         const int e = first + threadIdx.x;
-        int own = 0, earlier = 0, all = 0;
-        if (e < experts) {
-            for (int w = 0; w < SHARE / 32; ++w) {
-                const int held = before[w][e];
-                before[w][e] = static_cast<u16>(own);
-                own += held;
-            }
-            all = gridDim.x == 1 ? own : 0;
-#pragma unroll 8
-            for (int block = 0; gridDim.x > 1 && block < gridDim.x; ++block) {
-                const int held = counts[block * experts + e];
-                if (block < blockIdx.x) earlier += held;
-                all += held;
-            }
-        }
-        const int pieces = all > 0 ? pieces_of(all, sizes) : 0;
+        const int2 held =
+            e < experts ? count_pairs(room, to.counts, experts, e) : make_int2(0, 0);
+        const int all = held.y, pieces = all > 0 ? pieces_of(all, to.sizes) : 0;
         const int2 sums = running_sums(make_int2(all, pieces));
         const int start = done.x + sums.x - all;
-        if (e < experts) starts[e] = start + earlier;
+        if (e < experts) room.starts[e] = start + held.x;
         if (blockIdx.x == 0 && pieces > 0) {
             const int each = (all + pieces - 1) / pieces;
             for (int i = 0; i < pieces; ++i) {
-                tiles[done.y + sums.y - pieces + i] =
+                to.tiles[done.y + sums.y - pieces + i] =
                     make_int4(e, start + i * each, max(0, min(each, all - i * each)), 0);
             }
         }
-        __shared__ int2 reached;
-        if (threadIdx.x == SHARE - 1) reached = make_int2(done.x + sums.x, done.y + sums.y);
+        if (threadIdx.x == SHARE - 1) room.reached = make_int2(done.x + sums.x, done.y + sums.y);
         __syncthreads();
-        done = reached;
+        done = room.reached;
     }
     if (id >= 0) {
-        const int to = starts[id] + before[warp][id] + rank;
-        source[to] = static_cast<int>(pair) / static_cast<int>(top);
-        place[pair] = to;
+        const int at = room.starts[id] + room.before[warp][id] + rank;
+        to.source[at] = static_cast<int>(pair) / static_cast<int>(top);
+        to.place[pair] = at;
     }
     if (blockIdx.x > 0) return;
-    for (i64 i = done.y + threadIdx.x; i <= most; i += SHARE) {
-        tiles[i] = make_int4(i == most ? done.y : 0, 0, 0, 0);
+    for (i64 i = done.y + threadIdx.x; i <= to.most; i += SHARE) {
+        to.tiles[i] = make_int4(i == to.most ? done.y : 0, 0, 0, 0);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(SHARE) group_by_expert(
+    const int* ids, i64 pairs, i64 top, i64 experts, u64 sizes, i64 most,
+    const int* counts, int* source, int* place, int4* tiles) {
+    __shared__ GroupRoom room;
+    let_next_start();
+    room.clear();
+    __syncthreads();
+    wait_for_previous();
+    const i64 pair = static_cast<i64>(blockIdx.x) * SHARE + threadIdx.x;
+    const Groups to{sizes, most, counts, source, place, tiles};
+    group_pairs(to, room, experts, top, pair, pair < pairs ? ids[pair] : -1);
+}
+
+// Places the pair of each thread, of which the block has all `pairs`, by counting; `pieces` is room.
+__device__ __forceinline__ void group_few(
+    const Groups& to, const int* ids, int* pieces, int pairs, int top, bool counts) {
+    const int mine = threadIdx.x;
+    const int id = mine < pairs ? ids[mine] : MOST_EXPERTS;
+    int smaller = 0, alike = 0, before = 0, tile = 0, tiles = 0;
+#pragma unroll 4
+    for (int q = 0; q < pairs; ++q) {
+        smaller += ids[q] < id;
+        alike += ids[q] == id;
+        before += ids[q] == id && q < mine;
+    }
+    // An expert's first pair tells of its tiles.
+    const bool leads = mine < pairs && before == 0;
+    const int own = leads ? pieces_of(alike, to.sizes) : 0;
+    pieces[mine] = own;
+    if (mine < pairs && counts) {
+        to.source[smaller + before] = mine / top;
+        to.place[mine] = smaller + before;
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (int q = 0; q < pairs; ++q) {
+        tiles += pieces[q];
+        if (ids[q] < id) tile += pieces[q];
+    }
+    if (!counts) return;
+    const int each = leads ? (alike + own - 1) / own : 0;
+#pragma unroll 1
+    for (int i = 0; i < own; ++i) {
+        to.tiles[tile + i] =
+            make_int4(id, smaller + i * each, max(0, min(each, alike - i * each)), 0);
+    }
+    for (i64 i = tiles + mine; i <= to.most; i += SHARE) {
+        to.tiles[i] = make_int4(i == to.most ? tiles : 0, 0, 0, 0);
+    }
+}
+
+// As route_sigmoid and group_by_expert for at most SHARE pairs, by one block.
+extern "C" __global__ void __launch_bounds__(SHARE) route_and_group(
+    const float* logits, i64 stride, const float* bias, i64 rows, i64 experts, i64 top,
+    i64 normalise, double scale, int* ids, float* weights, u64 sizes, i64 most, int* source,
+    int* place, int4* tiles) {
+    extern __shared__ __align__(16) u32 keys[];
+    __shared__ RouteRoom room;
+    let_next_start();
+    const Router router{logits, stride, bias, static_cast<int>(experts), static_cast<int>(top),
+                        static_cast<int>(normalise), static_cast<float>(scale)};
+    const Groups to{sizes, most, nullptr, source, place, tiles};
+    const int pairs = static_cast<int>(rows * top);
+#pragma unroll 1
+    for (int pass = first_pass(gridDim.x); pass < 2; ++pass) {
+        const bool counts = counts_now(pass);
+        // What follows writes over what the pass before has read.
+        __syncthreads();
+        route_rows(router, static_cast<int>(rows), keys, room, ids, weights, counts);
+        __syncthreads();
+        group_few(to, room.sorted, room.chosen, pairs, router.top, counts);
     }
 }
 
@@ -183,28 +308,35 @@ extern "C" __global__ void combine(
     const float* result, i64 stride, const int* place, const float* weights, i64 top,
     const void* shared, i64 shared_stride, i64 shared_wide, i64 width, void* out, i64 out_stride,
     i64 out_wide, i64 add) {
-    const i64 i = static_cast<i64>(blockIdx.y) * blockDim.x + threadIdx.x;
+    const int i = blockIdx.y * blockDim.x + threadIdx.x, choices = static_cast<int>(top);
     __shared__ i64 places[MOST_TOP];
     __shared__ float shares[MOST_TOP];
     let_next_start();
-    wait_for_previous();
     const i64 row = blockIdx.x;
-    if (threadIdx.x < top) {
-        places[threadIdx.x] = place[row * top + threadIdx.x] * stride;
-        shares[threadIdx.x] = weights[row * top + threadIdx.x];
-    }
-    __syncthreads();
-    if (i >= width) return;
-    // Where all are known the loads need not wait for one another.
-    float sum = 0.0f;
+#pragma unroll 1
+    for (int pass = first_pass(gridDim.x); pass < 2; ++pass) {
+        const bool counts = counts_now(pass);
+        __syncthreads();
+        if (static_cast<int>(threadIdx.x) < choices) {
+            const i64 at = row * top + threadIdx.x;
+            places[threadIdx.x] = counts ? __ldcg(place + at) * stride : 0;
+            shares[threadIdx.x] = __ldcg(weights + at);
+        }
+        __syncthreads();
+        if (i >= width) continue;
+        // Where all are known the loads need not wait for one another.
+        float sum = 0.0f;
 #pragma unroll 8
-    for (int j = 0; j < static_cast<int>(top); ++j) {
-        sum = __fmaf_rn(shares[j], result[places[j] + i], sum);
+        for (int j = 0; j < choices; ++j) {
+            sum = __fmaf_rn(shares[j], __ldcg(result + places[j] + i), sum);
+        }
+        if (shared != nullptr) {
+            const u8* own = row_at(shared, row, shared_stride, shared_wide);
+            sum += shared_wide ? __ldcg(reinterpret_cast<const float*>(own) + i)
+                               : load_value(own, i, false);
+        }
+        u8* to = row_at(out, row, out_stride, out_wide);
+        if (add) sum += out_wide ? __ldcg(reinterpret_cast<const float*>(to) + i) : load_value(to, i, false);
+        if (counts) store_value(to, i, out_wide, sum);
     }
-    if (shared != nullptr) {
-        sum += load_value(row_at(shared, row, shared_stride, shared_wide), i, shared_wide);
-    }
-    u8* to = row_at(out, row, out_stride, out_wide);
-    if (add) sum += load_value(to, i, out_wide);
-    store_value(to, i, out_wide, sum);
 }

@@ -13,16 +13,25 @@ from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaTensor, Staging
 from kernels_numba.gpu.ranks import CandidateMerge
+from kernels_numba.gpu.slot_tables import DeviceTables
 from kernels_numba.gpu.source import PICK, STEP
 from kernels_numba.gpu.stream import on_stream
 
 CHUNK = 256
 GROUP = 64
 THREADS = 1024
-SORT_BYTES = 8192 * 8
+MOST_KEYS = 8192
+KEY_BYTES = MOST_KEYS * 12
+"""Shared memory for the keys that are sorted, and for the groups that they come from."""
 DRAW_THREADS = 256
 """The most candidates of a row: the draw has a thread for each."""
 _ROW = np.dtype([("logits", np.uint64), ("temperature", np.float64)])
+_CHANGE = np.dtype(
+    [
+        *((name, np.uint64) for name in ("logits", "counts", "bias", "mask", "out", "present")),
+        *((name, np.float64) for name in ("repetition", "frequency", "presence")),
+    ]
+)
 _DRAW = np.dtype(
     [
         ("u", np.float64),
@@ -66,6 +75,7 @@ class CudaPicker:
         kernels: Kernels,
         staging: Staging,
         stream: Any,
+        tables: DeviceTables,
         fed: tuple[int, int],
         size: tuple[int, int, int],
     ) -> None:
@@ -75,6 +85,7 @@ class CudaPicker:
             raise ValueError(f"{wanted} candidates a row: at most {DRAW_THREADS}")
         self._cupy = cupy
         self._kernels, self._staging, self._stream = kernels, staging, stream
+        self._tables = tables
         self._picks, self._began = fed
         self._device = cupy.cuda.Device()
         self._side = cupy.cuda.Stream(non_blocking=True)
@@ -83,18 +94,17 @@ class CudaPicker:
         self._size, self._wanted = vocab, wanted
         self._groups, self._chunks = -(-vocab // GROUP), -(-vocab // CHUNK)
         self._leaves = 1 << (self._chunks - 1).bit_length()
-        if 8 * self._leaves > SORT_BYTES:
-            raise ValueError(f"{vocab} ids: at most {SORT_BYTES // 8 * CHUNK}")
+        if self._leaves > MOST_KEYS:
+            raise ValueError(f"{vocab} ids: at most {MOST_KEYS * CHUNK}")
         with on_stream(stream):
             self._adjusted = CudaTensor(rows, vocab, wide=True)
-            # Of each row what `pick.cu` wants, then what `draw.cuh` wants.
-            self._rows = cupy.zeros(rows * (_ROW.itemsize + _DRAW.itemsize), cupy.uint8)
+            # Of each row what `pick.cu` wants, what `draw.cuh` wants, what changes its logits.
+            each = _ROW.itemsize + _DRAW.itemsize + _CHANGE.itemsize
+            self._rows = cupy.zeros(rows * each, cupy.uint8)
             self._tops = cupy.zeros((rows, self._groups), cupy.float32)
             self._bounds = cupy.zeros((2, rows), cupy.float32)
             self._partials = cupy.zeros((rows, self._leaves), cupy.float64)
-            self._counts = cupy.zeros(vocab, cupy.int32)
-            self._bias = cupy.zeros(vocab, cupy.float32)
-            self._mask = cupy.zeros(-(-vocab // 32), cupy.uint32)
+            self._masks = cupy.zeros((rows, -(-vocab // 32)), cupy.uint32)
             self._fields = self._lay_out(rows, wanted)
             # One buffer of whole eight bytes, so that the results come in one copy.
             words = sum(words for _, words in self._fields.values())
@@ -204,34 +214,46 @@ class CudaPicker:
             self._is_adjusted[r] = adjustment.changes
             source = self._adjusted if adjustment.changes else logits
             table[r] = (source.pointer + 4 * source.stride * r, adjustment.temperature)
-            if adjustment.changes:
-                self._adjust(logits, r, adjustment)
         # How many ids a mask leaves is known on the device alone, so masked rows are not drawn.
         draws = draw_table(
             [(None if a.mask is not None else a.draw, a.temperature, self._whole) for a in rows]
         )
+        changes = self._changes(logits, rows)
         at = int(self._rows.data.ptr)
         drawn_at = at + table.nbytes
+        sent = [part.view(np.uint8) for part in (table, draws, changes)]
         # Beside the forward pass, which is enqueued already.
         with on_stream(self._side):
-            self._staging.send(at, np.concatenate([table.view(np.uint8), draws.view(np.uint8)]))
+            self._staging.send(at, np.concatenate(sent))
+            for r, adjustment in enumerate(rows):
+                if adjustment.mask is not None:
+                    self._staging.send(int(self._masks[r].data.ptr), adjustment.mask)
         self._told.record(self._side)
         self._stream.wait_event(self._told)
+        if len(changes):
+            launch(
+                PICK, "adjust_rows", (self._chunks, len(changes)), CHUNK,
+                (drawn_at + draws.nbytes, size),
+            )  # fmt: skip
         tops, groups = int(self._tops.data.ptr), self._groups
         best = int(self._bounds.data.ptr)
         bounds, partials = best + 4 * self._capacity, int(self._partials.data.ptr)
         ids, values, held, lse = map(self._pointer, ("ids", "values", "held", "lse"))
-        launch(PICK, "group_tops", (self._chunks, count), CHUNK, (at, size, tops, groups))
-        launch(PICK, "row_bounds", (count,), THREADS, (tops, groups, self._wanted, best, bounds))
         launch(
-            PICK, "chunk_sums", (self._chunks, count), CHUNK,
-            (at, size, best, partials, self._leaves),
+            PICK, "group_tops", (self._chunks, count), CHUNK, (at, size, tops, groups), early=True
+        )
+        launch(
+            PICK, "row_bounds_and_sums", (1 + -(-self._chunks * CHUNK // THREADS), count), THREADS,
+            (at, size, tops, groups, self._wanted, best, bounds, partials, self._chunks,
+             self._leaves),
+            early=True,
         )  # fmt: skip
         launch(
             PICK, "finish_rows", (count,), THREADS,
             (at, size, tops, groups, best, bounds, partials, self._chunks, self._leaves,
              self._wanted, ids, values, held, lse),
-            SORT_BYTES,
+            KEY_BYTES + 8 * self._leaves,
+            early=True,
         )  # fmt: skip
         if self._merge is not None:
             self._merge.run(count)
@@ -239,26 +261,29 @@ class CudaPicker:
             STEP, "draw_rows", (count,), DRAW_THREADS,
             (drawn_at, self._wanted, ids, values, held, lse, self._pointer("picks"), self._picks,
              self._began, self._pointer("times")),
+            early=True,
         )  # fmt: skip
 
-    def _adjust(self, logits: CudaTensor, r: int, adjustment: Adjustment) -> None:
-        pointers = []
-        for held, values in (
-            (self._counts, adjustment.counts),
-            (self._bias, adjustment.bias),
-            (self._mask, adjustment.mask),
-        ):
-            if values is not None:
-                self._staging.send(int(held.data.ptr), values)
-            pointers.append(0 if values is None else int(held.data.ptr))
-        counts, bias, mask = pointers
-        self._kernels.launch(
-            PICK, "adjust_row", (self._chunks,), CHUNK,
-            (logits.pointer + 4 * logits.stride * r, self._size, counts, adjustment.repetition,
-             adjustment.frequency, adjustment.presence, bias, mask,
-             self._adjusted.pointer + 4 * self._adjusted.stride * r,
-             self._pointer("present") + 4 * r),
-        )  # fmt: skip
+    def _changes(self, logits: CudaTensor, rows: Sequence[Adjustment]) -> npt.NDArray[Any]:
+        """pick.cu's `Change` of each row that has one; its tables are up to date then."""
+        if not any(adjustment.changes for adjustment in rows):
+            return np.zeros(0, _CHANGE)
+        held = self._tables.place(rows)
+        changes = [
+            (
+                logits.pointer + 4 * logits.stride * r,
+                *held[r],
+                0 if adjustment.mask is None else int(self._masks[r].data.ptr),
+                self._adjusted.pointer + 4 * self._adjusted.stride * r,
+                self._pointer("present") + 4 * r,
+                adjustment.repetition,
+                adjustment.frequency,
+                adjustment.presence,
+            )
+            for r, adjustment in enumerate(rows)
+            if adjustment.changes
+        ]
+        return np.array(changes, _CHANGE)
 
     def adjusted(self, logits: CudaTensor, rows: Sequence[int]) -> F32Array:
         self._device.use()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernels_numba.gpu.device import load_cupy
-from kernels_numba.gpu.source import Unit, attention_unit, padded_head
+from kernels_numba.gpu.source import attend_shared_unit, attention_unit, padded_head
 from kernels_numba.gpu.store import CudaEntries
 
 SPAN = 128
@@ -22,7 +22,7 @@ class CudaPlane(CudaEntries):
         shape = (blocks, kv_heads, block_tokens, padded_head(head_dim))
         self.block_tokens = block_tokens
         self.padded = padded_head(head_dim)
-        self.unit: Unit = attention_unit(head_dim)
+        self.unit, self.shared_unit = attention_unit(head_dim), attend_shared_unit(head_dim)
         self.keys = cupy.zeros(shape, cupy.uint16)
         self.values = cupy.zeros(shape, cupy.uint16)
         self.addresses = (int(self.keys.data.ptr), int(self.values.data.ptr))

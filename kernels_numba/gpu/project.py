@@ -60,10 +60,21 @@ def _stage_bytes(matrix: CudaMatrix, size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Fixed:
+    """A matrix that `rows` rows of x meet in the same launch: the first of them in x, and where
+    their output begins. It has the experts' form and sizes."""
+
+    matrix: CudaMatrix
+    rows: int
+    first: int
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
 class Grouping:
     """Rows dealt to experts: device addresses of the tiles, of how many there are, and of each
     sorted place's row (0: the place itself); how many tiles and how many pairs of rows and experts
-    there can be, and how many pairs there are."""
+    there can be, and how many pairs there are. `fixed` goes along where few rows are streamed."""
 
     tiles: int
     used: int
@@ -72,6 +83,7 @@ class Grouping:
     room: int
     pairs: int
     shape: Shape
+    fixed: Fixed | None = None
 
 
 class Project:
@@ -209,8 +221,11 @@ class Project:
         fixed, dealt = matrix.weights, NO_WEIGHTS
         dealing = (count, 0, 0, 0, 0, 0)
         if grouping is not None:
-            fixed, dealt = NO_WEIGHTS, matrix.weights
-            dealing = (0, 0, 0, grouping.tiles, grouping.used, grouping.gather)
+            fixed, dealt, own = NO_WEIGHTS, matrix.weights, (0, 0, 0)
+            if (beside := grouping.fixed) is not None:
+                fixed, own = beside.matrix.weights, (beside.rows, beside.first, beside.to)
+                tiles += 1
+            dealing = (*own, grouping.tiles, grouping.used, grouping.gather)
         blocks = min(groups * tiles, BLOCKS_EACH * self._processors)
         self._kernels.launch(
             linear_unit(matrix.form, matrix.group), f"{kind}_{shape.size}_{broad}", (blocks,),

@@ -2,8 +2,9 @@
 #include "common.cuh"
 
 constexpr int NORM_THREADS = 256;
-// Values of a row that a thread keeps.
-constexpr int HELD = 24;
+// Values of a row lie in fours: a thread has the fours threadIdx.x + NORM_THREADS j.
+// Fours of a row that a thread keeps.
+constexpr int HELD = 6;
 
 // out[r] = table[tokens[r] - first] in float32, 0 beyond the table's `held` rows. FP8 scales lie in
 // lines of eight rows, one per `group` values. Grid: (rows, width / 256).
@@ -33,72 +34,153 @@ extern "C" __global__ void embed(
     store_value(row_at(out, blockIdx.x, out_stride, out_wide), i, out_wide, value);
 }
 
+// The first `count` of four values, 0 for the others.
+__device__ __forceinline__ float4 leading(const float4& own, int count) {
+    return make_float4(count > 0 ? own.x : 0.0f, count > 1 ? own.y : 0.0f,
+                       count > 2 ? own.z : 0.0f, count > 3 ? own.w : 0.0f);
+}
+
+// Four `at` of a row, which is padded to whole fours.
+template <bool WIDE>
+__device__ __forceinline__ float4 load_four(const void* row, int at) {
+    if constexpr (WIDE) return __ldcg(static_cast<const float4*>(row) + at);
+    const uint2 bits = __ldcg(static_cast<const uint2*>(row) + at);
+    return make_float4(__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u),
+                       __uint_as_float(bits.y << 16), __uint_as_float(bits.y & 0xffff0000u));
+}
+
+template <bool WIDE>
+__device__ __forceinline__ void store_four(void* row, int at, const float4& own) {
+    if constexpr (WIDE) {
+        static_cast<float4*>(row)[at] = own;
+    } else {
+        static_cast<uint2*>(row)[at] =
+            make_uint2(pack_bf16(own.x, own.y), pack_bf16(own.z, own.w));
+    }
+}
+
+__device__ __forceinline__ float add_squares(float sum, const float4& own) {
+    sum = __fmaf_rn(own.y, own.y, __fmaf_rn(own.x, own.x, sum));
+    return __fmaf_rn(own.w, own.w, __fmaf_rn(own.z, own.z, sum));
+}
+
+__device__ __forceinline__ float4 scaled(const float4& own, float inverse, const float4& weight) {
+    return make_float4(own.x * inverse * weight.x, own.y * inverse * weight.y,
+                       own.z * inverse * weight.z, own.w * inverse * weight.w);
+}
+
+// 1 / sqrt(mean of all threads' squares + eps), the same in every thread; the order follows from the
+// width.
+__device__ __forceinline__ float inverse_norm(float sum, int width, double eps) {
+    __shared__ float parts[NORM_THREADS / 32];
+    sum = warp_sum(sum);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = parts[0];
+#pragma unroll
+    for (int w = 1; w < NORM_THREADS / 32; ++w) sum += parts[w];
+    return 1.0f / sqrtf(sum / static_cast<float>(width) + static_cast<float>(eps));
+}
+
+// A row's squares as a thread of NORM_THREADS adds them up from its four `at` on.
+template <bool WIDE>
+__device__ __forceinline__ float sum_squares(const void* row, int at, int width, float sum) {
+#pragma unroll 1
+    for (; 4 * at < width; at += NORM_THREADS) {
+        sum = add_squares(sum, leading(load_four<WIDE>(row, at), width - 4 * at));
+    }
+    return sum;
+}
+
+// Where a row comes from and goes, and what it is multiplied by (null: nothing is normed).
+struct NormRow {
+    const u8* from;
+    u8* to;
+    const float* weight;
+    double eps;
+    int width;
+    bool counts;
+};
+
+// Little code runs here: it is read from memory for each kernel anew, and that takes longer than what
+// it does.
+template <bool WIDE, bool TO_WIDE>
+__device__ __forceinline__ void norm_row(const NormRow& row, const float4 (&weights)[HELD]) {
+    const bool normed = row.weight != nullptr;
+    // Fours of this thread, and how many values the last of the row has.
+    const int mine = ((row.width + 3) / 4 - static_cast<int>(threadIdx.x) + NORM_THREADS - 1) /
+        NORM_THREADS;
+    float4 values[HELD];
+#pragma unroll
+    for (int j = 0; j < HELD; ++j) {
+        values[j] = make_float4(0, 0, 0, 0);
+        if (j < mine) values[j] = load_four<WIDE>(row.from, threadIdx.x + j * NORM_THREADS);
+    }
+    if (row.width % 4 != 0) {
+#pragma unroll
+        for (int j = 0; j < HELD; ++j) {
+            values[j] = leading(values[j], row.width - 4 * (threadIdx.x + j * NORM_THREADS));
+        }
+    }
+    float inverse = 1.0f;
+    if (normed) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < HELD; ++j) sum = add_squares(sum, values[j]);
+        if (mine > HELD) {
+            sum = sum_squares<WIDE>(row.from, threadIdx.x + HELD * NORM_THREADS, row.width, sum);
+        }
+        inverse = inverse_norm(sum, row.width, row.eps);
+#pragma unroll
+        for (int j = 0; j < HELD; ++j) values[j] = scaled(values[j], inverse, weights[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < HELD; ++j) {
+        if (j < mine && row.counts) {
+            store_four<TO_WIDE>(row.to, threadIdx.x + j * NORM_THREADS, values[j]);
+        }
+    }
+#pragma unroll 1
+    for (int j = HELD; j < mine && row.counts; ++j) {
+        const int at = threadIdx.x + j * NORM_THREADS;
+        float4 own = leading(load_four<WIDE>(row.from, at), row.width - 4 * at);
+        if (normed) own = scaled(own, inverse, load_four<true>(row.weight, at));
+        store_four<TO_WIDE>(row.to, at, own);
+    }
+}
+
 // out[r] = x[s] / sqrt(mean(x[s]^2) + eps) * weight with s = index[r] or r; x[s] itself without a
-// weight. One block a row; the order of the sum follows from the width.
+// weight. One block a row.
 extern "C" __global__ void __launch_bounds__(NORM_THREADS) norm_rows(
     const void* x, i64 x_stride, i64 x_wide, const int* index, const float* weight, double eps,
     i64 width, void* out, i64 out_stride, i64 out_wide) {
-    __shared__ float parts[NORM_THREADS / 32];
-    float weights[HELD], values[HELD];
+    float4 weights[HELD];
     let_next_start();
     // All loads of a thread are on their way at once; what comes behind HELD is read where it is used.
 #pragma unroll
     for (int j = 0; j < HELD; ++j) {
-        const i64 i = threadIdx.x + j * NORM_THREADS;
-        weights[j] = weight != nullptr && i < width ? weight[i] : 0.0f;
+        const int at = threadIdx.x + j * NORM_THREADS;
+        weights[j] = make_float4(0, 0, 0, 0);
+        if (weight != nullptr && 4 * at < width) weights[j] = load_four<true>(weight, at);
     }
-    wait_for_previous();
-    const i64 source = index == nullptr ? blockIdx.x : index[blockIdx.x];
-    const u8* from = row_at(x, source, x_stride, x_wide);
-    u8* to = row_at(out, blockIdx.x, out_stride, out_wide);
-    constexpr i64 BEHIND = static_cast<i64>(HELD) * NORM_THREADS;
-#pragma unroll
-    for (int j = 0; j < HELD; ++j) {
-        const i64 i = threadIdx.x + j * NORM_THREADS;
-        values[j] = i < width ? load_value(from, i, x_wide) : 0.0f;
-    }
-    float inverse = 1.0f;
-    if (weight != nullptr) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < HELD; ++j) sum = __fmaf_rn(values[j], values[j], sum);
-        for (i64 i = BEHIND + threadIdx.x; i < width; i += NORM_THREADS) {
-            const float value = load_value(from, i, x_wide);
-            sum = __fmaf_rn(value, value, sum);
+#pragma unroll 1
+    for (int pass = first_pass(gridDim.x); pass < 2; ++pass) {
+        const bool counts = counts_now(pass);
+        const i64 source = index == nullptr || !counts ? blockIdx.x : index[blockIdx.x];
+        const NormRow row{row_at(x, source, x_stride, x_wide),
+                          row_at(out, blockIdx.x, out_stride, out_wide), weight, eps,
+                          static_cast<int>(width), counts};
+        if (x_wide && !out_wide) {
+            norm_row<true, false>(row, weights);
+        } else if (x_wide) {
+            norm_row<true, true>(row, weights);
+        } else if (out_wide) {
+            norm_row<false, true>(row, weights);
+        } else {
+            norm_row<false, false>(row, weights);
         }
-        sum = warp_sum(sum);
-        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
-        __syncthreads();
-        sum = parts[0];
-        for (int w = 1; w < NORM_THREADS / 32; ++w) sum += parts[w];
-        inverse = 1.0f / sqrtf(sum / static_cast<float>(width) + static_cast<float>(eps));
     }
-#pragma unroll
-    for (int j = 0; j < HELD; ++j) {
-        const i64 i = threadIdx.x + j * NORM_THREADS;
-        const float value = weight == nullptr ? values[j] : values[j] * inverse * weights[j];
-        if (i < width) store_value(to, i, out_wide, value);
-    }
-    for (i64 i = BEHIND + threadIdx.x; i < width; i += NORM_THREADS) {
-        const float value = load_value(from, i, x_wide);
-        store_value(to, i, out_wide, weight == nullptr ? value : value * inverse * weight[i]);
-    }
-}
-
-// 1 / sqrt(mean(x^2) + eps), the same in every thread, added up as norm_rows does.
-__device__ __forceinline__ float inverse_norm(const u8* x, i64 wide, i64 width, double eps) {
-    __shared__ float parts[NORM_THREADS / 32];
-    float sum = 0.0f;
-    for (i64 i = threadIdx.x; i < width; i += NORM_THREADS) {
-        const float value = load_value(x, i, wide);
-        sum = __fmaf_rn(value, value, sum);
-    }
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = parts[0];
-    for (int w = 1; w < NORM_THREADS / 32; ++w) sum += parts[w];
-    return 1.0f / sqrtf(sum / static_cast<float>(width) + static_cast<float>(eps));
 }
 
 // Which value stands at 8 j + 2 t + c of a woven row of weights' form `form`. A lane t of linear.cu's
@@ -129,7 +211,13 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS) weave_rows(
         }
         return;
     }
-    const float inverse = weight == nullptr ? 0.0f : inverse_norm(from, x_wide, width, eps);
+    float inverse = 0.0f;
+    if (weight != nullptr) {
+        const int last = static_cast<int>(width);
+        const float sum = x_wide ? sum_squares<true>(from, threadIdx.x, last, 0.0f)
+                                 : sum_squares<false>(from, threadIdx.x, last, 0.0f);
+        inverse = inverse_norm(sum, last, eps);
+    }
     for (i64 j = threadIdx.x; j < padded / 8; j += NORM_THREADS) {
         u32 words[4];
 #pragma unroll

@@ -86,11 +86,29 @@ def attention_unit(head_dim: int) -> Unit:
     return Unit("attention", (("HEAD_DIM", padded_head(head_dim)),))
 
 
+SHARED_DIM = 128
+"""Widest padded head whose values a warp of attend_shared.cu keeps in registers."""
+
+
+def attend_shared_unit(head_dim: int) -> Unit:
+    return Unit("attend_shared", (("HEAD_DIM", padded_head(head_dim)),))
+
+
+def attention_units(head_dim: int) -> list[Unit]:
+    """What heads of this width need."""
+    units = [attention_unit(head_dim)]
+    if padded_head(head_dim) <= SHARED_DIM:
+        units.append(attend_shared_unit(head_dim))
+    if head_dim in WIDE_HEADS:
+        units.append(attend_wide_unit(head_dim))
+    return units
+
+
 def padded_head(head_dim: int) -> int:
     return -(-head_dim // HEAD_STEP) * HEAD_STEP
 
 
-ROWS, ROTARY, MOE, PICK = Unit("rows"), Unit("rotary"), Unit("moe"), Unit("pick")
+ROWS, MOE, PICK = Unit("rows"), Unit("moe"), Unit("pick")
 RANDOM, STEP, COLLECTIVE, BUS = (
     Unit("random"),
     Unit("step"),
@@ -102,10 +120,10 @@ RANDOM, STEP, COLLECTIVE, BUS = (
 def shared_units() -> list[Unit]:
     """What every model may need, whatever its heads."""
     matrices = [unit(*form) for unit in (linear_unit, tile_unit) for form in FORMS]
-    return [ROWS, ROTARY, MOE, PICK, STEP, *matrices, *map(wide_unit, WIDE_FORMS)]
+    return [ROWS, MOE, PICK, STEP, *matrices, *map(wide_unit, WIDE_FORMS)]
 
 
 def all_units(head_dims: tuple[int, ...] = (16, 64, 96, 128, 256)) -> list[Unit]:
     """Every source in every form it is compiled in, for heads of these widths."""
-    wide = map(attend_wide_unit, WIDE_HEADS)
-    return [*shared_units(), RANDOM, COLLECTIVE, BUS, *map(attention_unit, head_dims), *wide]
+    attention = [unit for dim in head_dims for unit in attention_units(dim)]
+    return [*shared_units(), RANDOM, COLLECTIVE, BUS, *attention]

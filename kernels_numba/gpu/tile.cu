@@ -48,6 +48,36 @@ struct Loader {
     const u8 *data_base, *input_base, *scale;
     u32 data[DATA_EACH], input[INPUT_EACH];
 
+    // Weight rows from `n0` on of the `n` (GATED: pairs) that begin at row `base`.
+    __device__ __forceinline__ void aim_weights(
+        const u8* weights, i64 stride, const u8* scales, i64 scale_stride, i64 n0, i64 n,
+        i64 base) {
+        data_base = weights + base * stride;
+#pragma unroll
+        for (int i = 0; i < DATA_EACH; ++i) {
+            const int index = threadIdx.x + i * THREADS;
+            const i64 row = weight_row(index / DATA_UNITS, n0, n, base);
+            data[i] = static_cast<u32>((row - base) * stride + index % DATA_UNITS * 16);
+        }
+#if FORMAT != 1
+        scale = scales + weight_row(threadIdx.x % BM, n0, n, base) / SCALE_ROWS * scale_stride;
+#endif
+    }
+
+    // The tile's rows of x, by way of `gather` where there is one.
+    __device__ __forceinline__ void aim_input(
+        const u16* x, i64 stride, const Tile& tile, const int* gather) {
+        input_base = reinterpret_cast<const u8*>(x);
+#pragma unroll
+        for (int i = 0; i < INPUT_EACH; ++i) {
+            const int index = threadIdx.x + i * THREADS;
+            const i64 place =
+                tile.first + min(static_cast<i64>(index / INPUT_UNITS), tile.count - 1);
+            const i64 row = gather == nullptr ? place : gather[place];
+            input[i] = static_cast<u32>(row * stride * 2 + index % INPUT_UNITS * 16);
+        }
+    }
+
     __device__ __forceinline__ static i64 weight_row(int row, i64 n0, i64 n, i64 base) {
         if (!GATED) return base + min(n0 + row, n - 1);
         const i64 gate = min(n0 + row / 16 * 8 + row % 8, n - 1);
@@ -214,6 +244,118 @@ struct Parts {
 };
 #endif
 
+// Stages in turn: which is filled next and which is used now, and the chunk that is asked for next.
+template <int BN, bool GATED>
+struct Ring {
+    Stage<BN>* stages;
+    int ahead, filled, used;
+
+    __device__ __forceinline__ const Stage<BN>& now() const { return stages[used]; }
+
+    __device__ __forceinline__ void fill(const Loader<BN, GATED>& loader, int chunks) {
+        if (ahead < chunks) {
+            loader.load(stages[filled], ahead++);
+            filled = (filled + 1) % STAGES;
+        }
+        copy_commit();
+    }
+};
+
+// A warp's part of the tile: its first weight row and row of x, and its sums of a run of K and of
+// all runs.
+template <int MT, int NT>
+struct Sums {
+    int row, column;
+    float run[MT][NT][4], total[MT][NT][4];
+
+    // A run ends: it is added to those before.
+    __device__ __forceinline__ void end_run() {
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+#pragma unroll
+            for (int i = 0; i < NT; ++i) {
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    total[m][i][c] += run[m][i][c];
+                    run[m][i][c] = 0.0f;
+                }
+            }
+        }
+    }
+
+    template <bool GATED>
+    __device__ __forceinline__ void store(
+        const Output& output, const Tile& tile, i64 n0, i64 n, i64 base) const {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+#pragma unroll
+            for (int i = 0; i < NT; ++i) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    const int place = column + 8 * i + 2 * t + c;
+                    if (place >= tile.count) continue;
+                    const i64 to = tile.first + place;
+                    const float first = total[m][i][c], second = total[m][i][2 + c];
+                    if (GATED) {
+                        const i64 at = n0 + row / 2 + 8 * m + g;
+                        if (at < n) output.gated(to, at, base + at, base + at + n, first, second);
+                    } else {
+                        const i64 at = n0 + row + 16 * m + g;
+                        if (at < n) output.plain(to, at, base + at, first);
+                        if (at + 8 < n) output.plain(to, at + 8, base + at + 8, second);
+                    }
+                }
+            }
+        }
+    }
+};
+
+// Walks all of K. A step's operands load while the step before multiplies, also across the barrier.
+template <int BN, bool GATED, int MT, int NT>
+__device__ __forceinline__ void multiply_tile(
+    Sums<MT, NT>& sums, Ring<BN, GATED>& ring, const Loader<BN, GATED>& loader, int chunks) {
+    const int row = sums.row + threadIdx.x % 32 / 4, column = sums.column + threadIdx.x % 32 / 4;
+    const int t = threadIdx.x % 4;
+#if FORMAT == 3
+    Parts<MT, NT> parts;
+#endif
+    int run = 1;
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) ring.fill(loader, chunks);
+    Operands<BN, MT, NT> operands[2];
+    copy_wait<STAGES - 2>();
+    __syncthreads();
+    operands[0].load(ring.now(), 0, row, column, t);
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        const Stage<BN>& now = ring.now();
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            Operands<BN, MT, NT>& following = operands[(step + 1) % 2];
+            if (step + 1 < STEPS) {
+                following.load(ring.now(), step + 1, row, column, t);
+            } else {
+                copy_wait<STAGES - 3>();
+                __syncthreads();
+                // Every warp has read the stage before this one for the last time.
+                ring.fill(loader, chunks);
+                ring.used = (ring.used + 1) % STAGES;
+                if (chunk + 1 < chunks) following.load(ring.now(), 0, row, column, t);
+            }
+#if FORMAT == 3
+            parts.template add<BN>(sums.run, operands[step % 2], now, step, row);
+#else
+            operands[step % 2].multiply(sums.run, ~0u);
+#endif
+        }
+        if (chunk + 1 == run_begin(run, chunks)) {
+            ++run;
+            sums.end_run();
+        }
+    }
+    copy_wait<0>();
+}
+
 template <int BN, bool GATED>
 __device__ __forceinline__ void tile_linear(
     const u8* data, i64 stride, const u8* scale, i64 scale_stride, i64 n, int chunks,
@@ -223,115 +365,18 @@ __device__ __forceinline__ void tile_linear(
     constexpr int MT = BM / 16 / ACROSS;
     constexpr int NT = BN / 8 / (WARPS / ACROSS);
     extern __shared__ __align__(16) u8 memory[];
-    Stage<BN>* stages = reinterpret_cast<Stage<BN>*>(memory);
     const Tile tile = tile_of(tiles, blockIdx.x, BN, rows);
     if (tile.count <= 0) return;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int row0 = warp % ACROSS * MT * 16, column0 = warp / ACROSS * NT * 8;
+    const int warp = threadIdx.x / 32;
     const i64 base = tile.expert * (GATED ? 2 * n : n);
     const i64 n0 = static_cast<i64>(blockIdx.y) * (GATED ? BM / 2 : BM);
-
     Loader<BN, GATED> loader;
-    loader.data_base = data + base * stride;
-    loader.input_base = reinterpret_cast<const u8*>(x);
-#pragma unroll
-    for (int i = 0; i < loader.DATA_EACH; ++i) {
-        const int index = threadIdx.x + i * THREADS;
-        const i64 row = loader.weight_row(index / DATA_UNITS, n0, n, base);
-        loader.data[i] = static_cast<u32>((row - base) * stride + index % DATA_UNITS * 16);
-    }
-#pragma unroll
-    for (int i = 0; i < loader.INPUT_EACH; ++i) {
-        const int index = threadIdx.x + i * THREADS;
-        const i64 place = tile.first + min(static_cast<i64>(index / INPUT_UNITS), tile.count - 1);
-        const i64 row = gather == nullptr ? place : gather[place];
-        loader.input[i] = static_cast<u32>(row * x_stride * 2 + index % INPUT_UNITS * 16);
-    }
-#if FORMAT != 1
-    loader.scale = scale + loader.weight_row(threadIdx.x % BM, n0, n, base) / SCALE_ROWS * scale_stride;
-#endif
-
-    float acc[MT][NT][4] = {}, total[MT][NT][4] = {};
-#if FORMAT == 3
-    Parts<MT, NT> parts;
-#endif
-    int ahead = 0, filled = 0, used = 0, run = 1;
-#pragma unroll
-    for (int i = 0; i < STAGES - 1; ++i) {
-        if (ahead < chunks) {
-            loader.load(stages[filled], ahead++);
-            filled = (filled + 1) % STAGES;
-        }
-        copy_commit();
-    }
-    // A step's operands load while the step before multiplies, also across the barrier.
-    Operands<BN, MT, NT> operands[2];
-    copy_wait<STAGES - 2>();
-    __syncthreads();
-    operands[0].load(stages[0], 0, row0 + g, column0 + g, t);
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-        const bool going = chunk + 1 < chunks;
-        const Stage<BN>& now = stages[used];
-#pragma unroll
-        for (int step = 0; step < STEPS; ++step) {
-            Operands<BN, MT, NT>& following = operands[(step + 1) % 2];
-            if (step + 1 < STEPS) {
-                following.load(stages[used], step + 1, row0 + g, column0 + g, t);
-            } else {
-                copy_wait<STAGES - 3>();
-                __syncthreads();
-                // Every warp has read the stage before this one for the last time.
-                if (ahead < chunks) {
-                    loader.load(stages[filled], ahead++);
-                    filled = (filled + 1) % STAGES;
-                }
-                copy_commit();
-                used = (used + 1) % STAGES;
-                if (going) following.load(stages[used], 0, row0 + g, column0 + g, t);
-            }
-#if FORMAT == 3
-            parts.template add<BN>(acc, operands[step % 2], now, step, row0 + g);
-#else
-            operands[step % 2].multiply(acc, ~0u);
-#endif
-        }
-        if (chunk + 1 == run_begin(run, chunks)) {
-            ++run;
-#pragma unroll
-            for (int m = 0; m < MT; ++m) {
-#pragma unroll
-                for (int i = 0; i < NT; ++i) {
-#pragma unroll
-                    for (int c = 0; c < 4; ++c) {
-                        total[m][i][c] += acc[m][i][c];
-                        acc[m][i][c] = 0.0f;
-                    }
-                }
-            }
-        }
-    }
-    copy_wait<0>();
-#pragma unroll
-    for (int m = 0; m < MT; ++m) {
-#pragma unroll
-        for (int i = 0; i < NT; ++i) {
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int column = column0 + 8 * i + 2 * t + c;
-                if (column >= tile.count) continue;
-                const i64 to = tile.first + column;
-                const float first = total[m][i][c], second = total[m][i][2 + c];
-                if (GATED) {
-                    const i64 at = n0 + row0 / 2 + 8 * m + g;
-                    if (at < n) output.gated(to, at, base + at, base + at + n, first, second);
-                } else {
-                    const i64 at = n0 + row0 + 16 * m + g;
-                    if (at < n) output.plain(to, at, base + at, first);
-                    if (at + 8 < n) output.plain(to, at + 8, base + at + 8, second);
-                }
-            }
-        }
-    }
+    loader.aim_weights(data, stride, scale, scale_stride, n0, n, base);
+    loader.aim_input(x, x_stride, tile, gather);
+    Ring<BN, GATED> ring{reinterpret_cast<Stage<BN>*>(memory), 0, 0, 0};
+    Sums<MT, NT> sums{warp % ACROSS * MT * 16, warp / ACROSS * NT * 8, {}, {}};
+    multiply_tile(sums, ring, loader, chunks);
+    sums.template store<GATED>(output, tile, n0, n, base);
 }
 
 #define TILE_LINEAR(NAME, BN, GATED)                                                              \

@@ -393,6 +393,14 @@ inline unsigned __match_any_sync(unsigned, T value) {
     }
     return alike;
 }
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+    for (int step = 16; step >= 1; step /= 2) value = max(value, __shfl_xor_sync(0u, value, step));
+    return value;
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned value) {
+    for (int step = 16; step >= 1; step /= 2) value = min(value, __shfl_xor_sync(0u, value, step));
+    return value;
+}
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
 

@@ -83,7 +83,7 @@ def test_answers_are_those_of_one_step_at_a_time(engines) -> None:
     assert ahead.answers == plain.answers
     assert ahead.replayed > 0 == plain.replayed
     print(f"{ahead.decided} picks decided, {ahead.undecided} not, {ahead.asked} rows in full")
-    assert ahead.decided > 5 * ahead.undecided
+    assert ahead.decided > 4 * ahead.undecided
 
 
 def replaced(submit: Submit, number: int) -> Submit:
@@ -124,10 +124,11 @@ def test_replays_are_bitwise_eager_for_every_number_of_rows(engines, length: int
              tuple(range(s * each, (s + 1) * each)))
         for s in range(16)
     )  # fmt: skip
-    # Far positions read blocks that nobody wrote: the same garbage, finite, for both.
-    blocks = tuple(range(LIMITS.blocks))
+    # Far positions read blocks that nobody writes (each slot writes its first alone): the same
+    # garbage, finite, for both.
     if length > 1000:
-        opens = (Open(0, opens[0].request, blocks[:72]), *opens[1:])
+        unwritten = tuple(block for block in range(LIMITS.blocks) if block % each)
+        opens = (Open(0, opens[0].request, (0, *unwritten[:71])), *opens[1:])
     step = 10_000
     engine.launch(Plan(step, opens=opens), tables)
     engine.collect(step)

@@ -176,12 +176,12 @@ class GqaAttention:
         if self.shape.window:
             self._attend_window(rows, work)
         else:
-            attention, plane = self._attention, self._state
-            ops.rotary_cache_write(rows, work.qkv, attention, plane, work.queries)
+            attention, plane, queries = self._attention, self._state, work.queries
             if self.indexer is not None:
+                ops.rotary_cache_write(rows, work.qkv, attention, plane, queries)
                 self._attend_selected(self.indexer, rows, work)
             else:
-                ops.attend_paged(rows, work.queries, attention, plane, work.attended)
+                ops.attend_projected(rows, work.qkv, attention, plane, queries, work.attended)
         if self.shape.gated and self._extended is not None:
             at = self.shape.heads * self.shape.head_dim
             self._extended.gate(rows, work.attended, work.qkv, at)

@@ -9,7 +9,7 @@ from dgpp.models.layers.workspace import Workspace
 from dgpp.models.observer import Observer
 from dgpp.models.shard import Split
 from dgpp.models.sources import Linear, WeightSource
-from kernels_numba.backend import Backend, Norm, Rows, Tensor
+from kernels_numba.backend import Backend, Norm, Rows, SharedExperts, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,11 @@ class GatedMlp:
         down = Linear(f"{name}.{names.down}", hidden, inner, stored, split=Split.COLUMNS)
         self._gate_up = source.matrix(item, sides)
         self._down = source.matrix(item, [down])
+
+    @property
+    def matrices(self) -> SharedExperts:
+        """As experts that every row of a mixture passes."""
+        return SharedExperts(self._gate_up, self._down, self._limit)
 
     def forward(
         self,

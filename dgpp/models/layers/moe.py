@@ -93,12 +93,12 @@ class RoutedMoe:
         ops.route(rows, work.normed, self._routing, work.routes)
         if observer is not None:
             observer.routed(self._layer, rows, work.routes)
-        shared = None
-        if self._shared is not None:
-            shared = work.shared
-            self._shared.forward(ops, rows, work, work.normed, shared, norm=None, add=False)
-        fold = work.fold
-        ops.moe(rows, work.normed, self._experts, work.routes, shared, fold.target, add=fold.add)
+        fold, x, experts, routes = work.fold, work.normed, self._experts, work.routes
+        if self._shared is None:
+            ops.moe(rows, x, experts, routes, None, fold.target, add=fold.add)
+        else:
+            shared, room = self._shared.matrices, (work.act, work.shared)
+            ops.moe_shared(rows, x, experts, routes, shared, room, fold.target, add=fold.add)
         fold.finish(rows)
 
 

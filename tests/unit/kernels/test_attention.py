@@ -60,8 +60,10 @@ class Harness:
             rows.slots[r], rows.positions[r] = slot, position
         self.backend.begin(rows)
         self.backend.write(self.qkv, values)
-        self.backend.rotary_cache_write(rows, self.qkv, self.shape, self.plane, self.queries)
-        self.backend.attend_paged(rows, self.queries, self.shape, self.plane, self.out)
+        # On a GPU one kernel where every row has a slot of its own.
+        self.backend.attend_projected(
+            rows, self.qkv, self.shape, self.plane, self.queries, self.out
+        )
         return self.backend.read(self.out, len(work))
 
 

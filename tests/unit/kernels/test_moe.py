@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kernel_oracles import CAPACITY, bf16_rows, close, random_part, rows_of, tensor_of
 
-from kernels_numba.backend import Experts, Routing, Scores
+from kernels_numba.backend import Experts, Routing, Scores, SharedExperts
 from kernels_numba.weights import Form
 
 EXPERTS, TOP, HIDDEN, INNER = 8, 4, 64, 32
@@ -65,6 +65,30 @@ def test_moe_is_the_weighted_sum_of_its_experts(backend, form, count, add) -> No
             g, u = sides[2 * e] @ row, sides[2 * e + 1] @ row
             total = total + weight * (downs[e] @ (g / (1 + np.exp(-g)) * u))
         close(backend, got[r], total)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("inner", [INNER, 2 * INNER])
+@pytest.mark.parametrize("count", [1, 8, 9])
+def test_shared_experts_have_the_bits_of_their_projections(backend, form, inner, count) -> None:
+    routing, experts, _, _, _ = make(backend, form)
+    sides = [random_part(form, inner, HIDDEN, 90 + i)[0] for i in range(2)]
+    down = random_part(form, HIDDEN, inner, 92)[0]
+    shared = SharedExperts(backend.matrix(sides), backend.matrix([down]))
+    rng = np.random.default_rng(5)
+    source = tensor_of(backend, bf16_rows(rng, CAPACITY, HIDDEN))
+    before = bf16_rows(rng, CAPACITY, HIDDEN)
+    rows, routes = rows_of(backend, count), backend.routes(TOP)
+    act, given = backend.tensor(inner), backend.tensor(HIDDEN, wide=True)
+    backend.route(rows, source, routing, routes)
+    apart, together = (tensor_of(backend, before, wide=True) for _ in range(2))
+    backend.gated(rows, source, shared.gate_up, act)
+    backend.linear(rows, act, shared.down, given)
+    backend.moe(rows, source, experts, routes, given, apart)
+    room = (backend.tensor(inner), backend.tensor(HIDDEN, wide=True))
+    backend.moe_shared(rows, source, experts, routes, shared, room, together)
+    np.testing.assert_array_equal(backend.read(together, count), backend.read(apart, count))
+    assert np.abs(backend.read(given, count)).max() > 0.01
 
 
 @pytest.mark.parametrize("named", [False, True])

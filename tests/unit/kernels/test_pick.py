@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels_numba.backend import Adjustment
+from kernels_numba.backend import Adjustment, Kept
 
 
 def logits_of(backend, values: np.ndarray):
@@ -120,3 +120,47 @@ def test_rows_are_adjusted_each_for_itself(backend) -> None:
     for r in (0, 2):
         assert picked.ids[r].tolist() == np.argsort(-values[r])[:3].tolist()
     assert picked.lse[1] == pytest.approx(values[1, 69] / 2, rel=1e-12)
+
+
+def penalised(logits: np.ndarray, counts: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Repetition 2, frequency 0.5, presence 0.25, then bias; float32 throughout."""
+    halved = np.where(logits > 0, logits / 2, logits * 2)
+    lowered = halved - np.float32(0.5) * counts.astype(np.float32) - np.float32(0.25)
+    return np.where(counts > 0, lowered, logits).astype(np.float32) + bias
+
+
+def test_tables_that_are_kept_follow_their_slots(backend) -> None:
+    rng = np.random.default_rng(3)
+    size, first, slots = 300, 64, 3
+    pickers = [backend.picker(slots, size, 4) for _ in range(2)]
+    counts = rng.integers(0, 2, (slots, size)).astype(np.int32)
+    bias = np.zeros((slots, size), np.float32)
+    openings, changed = [1] * slots, [[] for _ in range(slots)]
+    for step in range(12):
+        if step == 7:
+            # Another choice takes the slot: nothing of the last one's may be left.
+            openings[1], changed[1] = 2, []
+            counts[1], bias[1] = rng.integers(0, 3, size), rng.integers(-2, 3, size)
+        for slot in range(slots):
+            token = int(rng.integers(0, size))
+            counts[slot, token] += 1
+            # Ids before and behind this slice are another rank's.
+            changed[slot] += [token + first, first - 1, first + size]
+            if step % 3 == slot:
+                bias[slot, token] = 1.5
+        order = [0, 2, 1] if step % 2 else [1, 0]
+        values = (rng.integers(-8, 8, (len(order), size)) / 4).astype(np.float32)
+        rows = [
+            Adjustment(
+                1.0, counts[slot], 2.0, 0.5, 0.25, bias[slot],
+                kept=None if step == 4 else Kept(slot, openings[slot], changed[slot], first),
+            )
+            for slot in order
+        ]  # fmt: skip
+        picker, logits = pickers[step % 2], logits_of(backend, values)
+        picker.launch(logits, rows)
+        picker.collect()
+        got = picker.adjusted(logits, range(len(order)))
+        for r, slot in enumerate(order):
+            wanted = penalised(values[r], counts[slot], bias[slot])
+            np.testing.assert_array_equal(got[r], wanted, err_msg=f"step {step}, slot {slot}")

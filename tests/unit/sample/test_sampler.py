@@ -280,10 +280,12 @@ def test_tables_follow_the_slots():
         writer.advance(Plan(step, decodes=fed))
     assert tables.counts[0, [1, 2, 4]].tolist() == [1, 3, 1]
     assert not tables.counts[1].any()
+    assert [(c.opening, c.ids) for c in tables.changes] == [(1, [2, 4]), (1, []), (0, [])]
 
     writer.advance(Plan(3, closes=(0, 1), opens=(Open(0, submit(choice_id="c-0"), ()),)))
     assert not tables.counts.any()
     assert not tables.bias.any()
+    assert (tables.changes[0].opening, tables.changes[0].ids) == (2, [])
 
 
 def test_no_end_comes_before_the_least_number_of_tokens():
@@ -299,6 +301,7 @@ def test_no_end_comes_before_the_least_number_of_tokens():
         assert bias[0, 8] == 0.0
     writer.advance(Plan(3, decodes=(DecodeRow(0, 4, 1),)))
     assert bias[0, [7, 8, 9]].tolist() == [2.5, 0.0, 0.0]
+    assert writer.tables.changes[0].ids == [7, 9]
     # Without an end token there is nothing to rule out.
     assert bias[1, [7, 9]].tolist() == [2.5, 0.0]
     # Who ends early leaves nothing to whoever comes next.

@@ -1,0 +1,137 @@
+// A span of keys and values in shared memory, and what matrix instructions make of it: how the
+// kernels of attention.cu and attend_shared.cu read the cache, bf16 [blocks, kv_heads, block_tokens,
+// HEAD_DIM]; HEAD_DIM is the head's width padded to 32.
+
+constexpr int UNITS = HEAD_DIM / 8;
+constexpr int STEPS = HEAD_DIM / 32;
+constexpr int TILE_HEADS = 16;
+
+// What tells of a step's rows stood in memory before its first kernel began, so it may be read before
+// the kernels in front have ended; but not by way of a cache that may hold what was there before.
+__device__ __forceinline__ int told_early(const int* from) { return __ldcg(from); }
+
+struct Pool {
+    const u16* keys;
+    const u16* values;
+    const int* table;
+    u32 block_tokens, kv_heads, head;
+
+    // Which row of HEAD_DIM values holds `position`.
+    __device__ __forceinline__ u32 row_of(u32 position) const {
+        const u32 at = position / block_tokens, block = told_early(table + at);
+        return (block * kv_heads + head) * block_tokens + (position - at * block_tokens);
+    }
+};
+
+__device__ __forceinline__ int place(int row, int unit) {
+    if (UNITS % 8 != 0) return row * UNITS + unit;
+    return row * UNITS + (unit ^ ((row & 1) << 2 | (row >> 1 & 3)));
+}
+
+// A span's keys and values, and which rows of the pool they are.
+struct SpanMemory {
+    uint4* keys;
+    uint4* values;
+    u32* rows;
+
+    __device__ __forceinline__ SpanMemory(u8* memory, u32 (&held)[SPAN])
+        : keys(reinterpret_cast<uint4*>(memory)), values(keys + SPAN * UNITS), rows(held) {}
+
+    // Finds the pool's rows of the positions from `first` on. A barrier stands before their use.
+    __device__ __forceinline__ void find(const Pool& pool, i64 first, int count) const {
+        if (static_cast<int>(threadIdx.x) < count) {
+            rows[threadIdx.x] = pool.row_of(static_cast<u32>(first) + threadIdx.x);
+        }
+    }
+
+    // Starts copying keys `begin` ... `end` - 1 of the span.
+    template <int THREADS>
+    __device__ __forceinline__ void copy(const Pool& pool, int begin, int end) const {
+#pragma unroll 2
+        for (int i = 0; i < SPAN * UNITS / THREADS; ++i) {
+            const int index = i * THREADS + threadIdx.x;
+            const int row = index / UNITS, unit = index % UNITS;
+            if (row < begin || row >= end) continue;
+            const u64 from = static_cast<u64>(rows[row]) * HEAD_DIM + 8 * unit;
+            const int to = place(row, unit);
+            copy_async_16(shared_address(keys + to), pool.keys + from);
+            copy_async_16(shared_address(values + to), pool.values + from);
+        }
+    }
+
+    // What lies beyond the span's keys is zero.
+    template <int THREADS>
+    __device__ __forceinline__ void clear(int begin) const {
+        for (int index = begin * UNITS + threadIdx.x; index < SPAN * UNITS; index += THREADS) {
+            const int to = place(index / UNITS, index % UNITS);
+            keys[to] = values[to] = make_uint4(0, 0, 0, 0);
+        }
+    }
+};
+
+// Sixteen heads of one row: lane 4 g + t holds words t of each eight values of heads g and g + 8.
+struct Queries {
+    u32 low[STEPS][4];
+    u32 high[STEPS][4];
+
+    // `from` is the first of `group` heads of `dim` values, `stride` values apart.
+    __device__ __forceinline__ void load(
+        const u16* from, int group, int dim, int stride, int lane) {
+        const int g = lane / 4, t = lane % 4;
+        const u16* head = from + g * stride + 2 * t;
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s) {
+#pragma unroll
+            for (int u = 0; u < 4; ++u) {
+                const int at = 32 * s + 8 * u;
+                low[s][u] = high[s][u] = 0;
+                if (at < dim && g < group) low[s][u] = word_at(head + at);
+                if (at < dim && g + 8 < group) high[s][u] = word_at(head + 8 * stride + at);
+            }
+        }
+    }
+
+    __device__ __forceinline__ static u32 word_at(const u16* from) {
+        return *reinterpret_cast<const u32*>(from);
+    }
+};
+
+// Units `unit` ... + 3 of keys key0 ... + 7, as second operands.
+__device__ __forceinline__ void load_keys(
+    u32 (&b)[4], const uint4* keys, int key0, int unit, int lane) {
+    const u32 from = shared_address(keys + place(key0 + lane % 8, unit + lane / 8));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(from));
+}
+
+// Scores of eight keys; -inf beyond `last`.
+__device__ __forceinline__ void score_keys(
+    float* score, const Queries& queries, const uint4* keys, int key0, int first, int last,
+    int lane) {
+    const int t = lane % 4;
+    float sum[4] = {};
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+        u32 b[4];
+        load_keys(b, keys, key0, 4 * s, lane);
+        const u32(&low)[4] = queries.low[s];
+        const u32(&high)[4] = queries.high[s];
+        mma(sum, low[0], high[0], low[1], high[1], b[0], b[1]);
+        mma(sum, low[2], high[2], low[3], high[3], b[2], b[3]);
+    }
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+        score[c] = first + key0 + 2 * t + c % 2 > last ? NEGATIVE_INFINITY : sum[c];
+    }
+}
+
+// Values of keys key0 ... + 15 at units `unit` and `unit` + 1, as second operands.
+__device__ __forceinline__ void load_values(
+    u32 (&b)[4], const uint4* values, int key0, int unit, int lane) {
+    const int row = key0 + lane % 16;
+    const u32 from = shared_address(values + place(row, unit + lane / 16));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(from));
+}

@@ -1,0 +1,99 @@
+"""CUDA sources: compiled once and told of; what a kernel was allowed stays allowed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from kernels_numba.gpu import kernels
+from kernels_numba.gpu.build import Compiler
+from kernels_numba.gpu.source import MOE, ROWS, Unit
+
+
+class _Nvrtc:
+    """Compiles anything to its options."""
+
+    NVRTCError = RuntimeError
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+
+    def getVersion(self) -> tuple[int, int]:
+        return 13, 0
+
+    def createProgram(self, *source: object) -> dict[str, object]:
+        return {"name": source[1]}
+
+    def compileProgram(self, program: dict[str, object], flags: tuple[str, ...]) -> None:
+        self.compiled.append(f"{program['name']} {flags[-1]}")
+        program["code"] = " ".join(flags).encode()
+
+    def getCUBIN(self, program: dict[str, object]) -> object:
+        return program["code"]
+
+    def destroyProgram(self, program: object) -> None:
+        pass
+
+
+def fake_cupy(nvrtc: _Nvrtc, raw_module: Callable[[str], object]) -> SimpleNamespace:
+    cuda = SimpleNamespace(
+        nvrtc=nvrtc,
+        Device=lambda: SimpleNamespace(compute_capability="90"),
+        driver=SimpleNamespace(CUDADriverError=OSError),
+    )
+    return SimpleNamespace(cuda=cuda, RawModule=raw_module)
+
+
+@pytest.fixture
+def faked(tmp_path, monkeypatch):
+    """Kernels on a CuPy whose modules come from `modules(path)`."""
+
+    def make(nvrtc: _Nvrtc, modules: Callable[[str], object]) -> type[kernels.Kernels]:
+        monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+        cupy = fake_cupy(nvrtc, modules)
+        monkeypatch.setattr(kernels, "load_cupy", lambda: cupy)
+        monkeypatch.setattr("kernels_numba.gpu.build.load_cupy", lambda: cupy)
+        monkeypatch.setattr(kernels, "Launcher", SimpleNamespace)
+        return kernels.Kernels
+
+    return make
+
+
+def test_a_kernel_keeps_the_most_shared_memory_that_it_was_allowed(faked) -> None:
+    attributes = SimpleNamespace(max_dynamic_shared_size_bytes=0)
+    module = SimpleNamespace(compile=lambda: None, get_function=lambda _name: attributes)
+    held = faked(_Nvrtc(), lambda path: module)()
+    # All of one kernel's function objects stand for one kernel of the driver's.
+    for asked, allowed in ((100, 0), (60_000, 60_000), (50_000, 60_000), (90_000, 90_000)):
+        held.function(ROWS, "norm_rows", asked)
+        assert attributes.max_dynamic_shared_size_bytes == allowed
+
+
+def test_cuda_sources_are_counted_and_compiled_once(faked, caplog) -> None:
+    nvrtc, loaded = _Nvrtc(), []
+
+    def raw_module(path: str) -> SimpleNamespace:
+        loaded.append(path)
+        return SimpleNamespace(compile=lambda: None)
+
+    make = faked(nvrtc, raw_module)
+    hopper, other = (Unit("rows", architecture=name) for name in ("sm_90a", "sm_121a"))
+    units = [ROWS, MOE, hopper, other]
+    for _ in range(2):
+        with caplog.at_level(logging.INFO, "dgpp.engine"):
+            make().prepare(units)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("compiling 3 CUDA sources for sm_90a: the first start")
+    assert lines[1].startswith("3 CUDA sources compiled in")
+    assert len(lines) == 2
+    assert sorted(nvrtc.compiled) == [
+        "moe.cu --gpu-architecture=sm_90",
+        "rows.cu --gpu-architecture=sm_90",
+        "rows.cu --gpu-architecture=sm_90a",
+    ]
+    compiler = Compiler("sm_90a")
+    assert loaded == [str(compiler.path(unit)) for unit in units[:3]] * 2
+    assert all(compiler.path(unit).exists() for unit in units[:3])
