@@ -34,7 +34,8 @@ from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import Open, Plan
 from dgpp.sched.request import Submit
 from dgpp.state.pools import StatePools
-from kernels_numba.backend import Backend, Draw, Logits
+from kernels_numba.backend import Backend, Logits
+from kernels_numba.picks import Draw
 
 I32Array = npt.NDArray[np.int32]
 

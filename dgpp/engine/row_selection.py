@@ -13,7 +13,8 @@ from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.exact import log
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.rng import uniform
-from kernels_numba.backend import Adjustment, Draw, Kept, Logits, Picker
+from kernels_numba.backend import Logits
+from kernels_numba.picks import Adjustment, Draw, Kept, Picker
 
 F32Array = npt.NDArray[np.float32]
 

@@ -13,8 +13,9 @@ from dgpp.net.collective import Collective
 from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.merge import merge_lse
 from dgpp.sample.params import SamplingParams
-from kernels_numba.backend import Draw, Logits
+from kernels_numba.backend import Logits
 from kernels_numba.cpu.merge import merge_rows
+from kernels_numba.picks import Draw
 
 F32Array = npt.NDArray[np.float32]
 

@@ -10,8 +10,9 @@ import msgspec
 import numpy.typing as npt
 
 from dgpp.net.errors import CollectiveMismatchError
-from kernels_numba.backend import Backend, Picker, Tensor
+from kernels_numba.backend import Backend, Tensor
 from kernels_numba.meeting import BF16_WIRE, F32_WIRE
+from kernels_numba.picks import Picker
 
 
 class Wire(enum.IntEnum):

@@ -16,9 +16,10 @@ from dgpp.net.collective import CollectiveStatistics
 from dgpp.net.errors import CollectiveError, PeerLateError, PeerLeftError
 from dgpp.net.shm import ShmCollective
 from dgpp.net.watch import LOADING, SERVING, Limits, Patience
-from kernels_numba.backend import Backend, Picker, Tensor
+from kernels_numba.backend import Backend, Tensor
 from kernels_numba.gpu.board import Tally
 from kernels_numba.gpu.errors import CudaError
+from kernels_numba.picks import Picker
 
 _log = logging.getLogger("dgpp.net")
 

@@ -30,10 +30,11 @@ from dgpp.net.watch import (
     Patience,
     await_all,
 )
-from kernels_numba.backend import Backend, Picker, Tensor
+from kernels_numba.backend import Backend, Tensor
 from kernels_numba.cpu import exchange
 from kernels_numba.cpu.memory import Block, allocate
 from kernels_numba.meeting import GENERATION
+from kernels_numba.picks import Picker
 from kernels_numba.weights import VECTOR
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernels_numba.backend import Adjustment, F32Array, Picked
+from kernels_numba.backend import F32Array
 from kernels_numba.cpu import pick
+from kernels_numba.picks import Adjustment, Picked
 
 
 class CpuPicker:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels_numba.backend import Adjustment, Draw, F32Array, Picked
+from kernels_numba.backend import F32Array
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaTensor, Staging
@@ -16,6 +16,7 @@ from kernels_numba.gpu.ranks import CandidateMerge
 from kernels_numba.gpu.slot_tables import DeviceTables
 from kernels_numba.gpu.source import PICK, STEP
 from kernels_numba.gpu.stream import on_stream
+from kernels_numba.picks import Adjustment, Draw, Picked
 
 CHUNK = 256
 GROUP = 64

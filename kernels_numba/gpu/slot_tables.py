@@ -8,11 +8,11 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from kernels_numba.backend import Adjustment, Kept
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import Staging
 from kernels_numba.gpu.source import PICK
+from kernels_numba.picks import Adjustment, Kept
 
 THREADS = 256
 _NOBODY = (-1, 0)

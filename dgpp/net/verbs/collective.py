@@ -36,9 +36,10 @@ from dgpp.net.watch import (
     Patience,
     await_all,
 )
-from kernels_numba.backend import Backend, Picker, Tensor
+from kernels_numba.backend import Backend, Tensor
 from kernels_numba.cpu import bus
 from kernels_numba.cpu.memory import Block
+from kernels_numba.picks import Picker
 
 _JOIN_POLL_S = 0.01
 

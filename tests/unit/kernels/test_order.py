@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels_numba.backend import Adjustment, Draw
+from kernels_numba.picks import Adjustment, Draw
 
 WIDTH, VOCAB = 72, 300
 """Rows of both are padded: what is read does not lie in one piece."""

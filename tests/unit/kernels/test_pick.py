@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels_numba.backend import Adjustment, Kept
+from kernels_numba.picks import Adjustment, Kept
 
 
 def logits_of(backend, values: np.ndarray):
