@@ -83,16 +83,20 @@ class World:
 
 
 class LiveWorld(World):
-    """Its pollers take turns in one thread, its engines run each in their own."""
+    """Its pollers take turns in one thread, its engines run each in their own. They have met,
+    unless something else is to use their channels."""
+
+    joins = True
 
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
         self.stopped = threading.Event()
         self.pool = ThreadPoolExecutor(2 * len(self.ranks))
         self._begin()
-        self.run(lambda rank: rank.join(30))
-        for rank in self.ranks:
-            rank.serve()
+        if self.joins:
+            self.run(lambda rank: rank.join(30))
+            for rank in self.ranks:
+                rank.serve()
 
     def run(self, function):
         return [future.result(60) for future in self.submit(function)]
