@@ -255,7 +255,8 @@ class Run:
 
     def _strike_forced(self, rank, wires, detail):
         self._signal(0)
-        self._supervisors[0]._signalled(15)
+        if self._told_to_stop:
+            self._supervisors[0]._signalled(15)
 
     def _strike_leave(self, rank, wires, detail):
         self._signal(rank)

@@ -10,9 +10,10 @@ from sim_world import Run
 SEEDS = 2000
 LONG_SEEDS = 20_000
 EACH = 50
-FOUND = (12893, 20593, 54202, 68595, 88833)
-"""Of 100,000 seeds those that were findings: a timer that was cancelled while its rank stood still,
-a stop while rank 0 was still starting, a drain that one slow link outlasts."""
+FOUND = (12893, 20593, 54202, 68595, 88833, 201063)
+"""Findings among 100,000 seeds and more: a timer that was cancelled while its rank stood still, a
+stop while rank 0 was still starting, a drain that one slow link outlasts, a signal before there was
+anybody to get it."""
 
 
 def play(seed, fault=None):
