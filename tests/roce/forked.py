@@ -152,7 +152,7 @@ def _warm() -> None:
 class Ranks:
     """Ranks 0, 1, … of one bus, rank r on device r of `devices`, in turn."""
 
-    def __init__(self, world: int, devices: list[str], gid: int, **told: dict[int, Any]) -> None:
+    def __init__(self, world: int, devices: list[str], gid: int, /, **told: Any) -> None:
         """`told[name][rank]` differs from what the other ranks are told."""
         _warm()
         fork = multiprocessing.get_context("fork")

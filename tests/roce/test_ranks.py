@@ -57,9 +57,9 @@ def test_two_lanes_carry_one_sum(devices, gid_index):
 def test_what_the_wire_loses_is_sent_again(devices, gid_index, loss):
     with ranks(2, devices, gid_index) as bus:
         bus.joined()
-        for rows in (1, 2, 64):
+        for rows, times in ((1, 8), (64, 1)):
             wanted = [expected(2, rows, WIDTH)] * 2
-            assert bus.all("all_reduce", rows, WIDTH, 4) == wanted, rows
+            assert bus.all("all_reduce", rows, WIDTH, times) == wanted, rows
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
