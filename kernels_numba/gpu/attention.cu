@@ -10,11 +10,12 @@
 constexpr int WARPS = 4;
 constexpr int THREADS = 32 * WARPS;
 
-// Where there are more spans, their blocks come in turns: none waits long enough to run twice.
-constexpr int FEW_SPANS = 8;
+// Blocks that find room at once. More come in turns, and the later ones do not wait: they would run
+// twice for nothing.
+constexpr u32 FEW_BLOCKS = 256;
 
-__device__ __forceinline__ int first_pass_of(u32 rows, i64 spans) {
-    return spans <= FEW_SPANS ? first_pass(rows) : 1;
+__device__ __forceinline__ int first_pass_of_split() {
+    return gridDim.x * gridDim.y * gridDim.z <= FEW_BLOCKS ? 0 : 1;
 }
 
 // Where a row's keys and values go: the place of one head at one position.
@@ -294,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_new(
     span.clear<THREADS>(piece.held);
     const float factor = static_cast<float>(scale * 1.4426950408889634);
 #pragma unroll 1
-    for (int pass = first_pass_of(gridDim.z, gridDim.x); pass < 2; ++pass) {
+    for (int pass = first_pass_of_split(); pass < 2; ++pass) {
         const bool counts = counts_now(pass);
         // What follows writes over what the pass before has read.
         __syncthreads();
@@ -393,7 +394,7 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(
     const float* values = from + inner % TILE_HEADS * HEAD_DIM + threadIdx.x;
     const float* ends = from + TILE_HEADS * HEAD_DIM + inner % TILE_HEADS;
 #pragma unroll 1
-    for (int pass = first_pass_of(gridDim.y, spans); pass < 2; ++pass) {
+    for (int pass = gridDim.x * gridDim.y <= FEW_BLOCKS ? 0 : 1; pass < 2; ++pass) {
         const bool counts = counts_now(pass);
         const float merged = merge_head(room, values, ends, counts ? held : 1, factor);
         if (static_cast<int>(threadIdx.x) < dim && counts) {

@@ -60,8 +60,6 @@ extern "C" __global__ void keep_entries(
 extern "C" __global__ void __launch_bounds__(CHUNK) group_tops(
     const Row* rows, i64 size, float* tops, i64 groups) {
     __shared__ float warps[CHUNK / 32];
-    let_next_start();
-    wait_for_previous();
     const i64 i = static_cast<i64>(blockIdx.x) * CHUNK + threadIdx.x;
     float top = i < size ? rows[blockIdx.y].logits[i] : NEGATIVE_INFINITY;
     for (int step = 16; step >= 1; step /= 2) {
@@ -177,8 +175,6 @@ __device__ __forceinline__ void sum_chunks(
 extern "C" __global__ void __launch_bounds__(PICK_THREADS) row_bounds_and_sums(
     const Row* rows, i64 size, const float* tops, i64 groups, i64 wanted, float* best,
     float* bounds, double* partials, i64 chunks, i64 stride) {
-    let_next_start();
-    wait_for_previous();
     const i64 r = blockIdx.y;
     const float* own = tops + r * groups;
     const float top = value_of(least_rank(own, groups));
@@ -356,8 +352,6 @@ extern "C" __global__ void __launch_bounds__(PICK_THREADS) finish_rows(
     double* sums = reinterpret_cast<double*>(listed + MOST_KEYS);
     if (threadIdx.x == 0) reached = found = 0;
     __syncthreads();
-    let_next_start();
-    wait_for_previous();
     const i64 r = blockIdx.x;
     const Row row = rows[r];
     const float bound = bounds[r];

@@ -29,8 +29,6 @@ extern "C" __global__ void __launch_bounds__(MOST_CANDIDATES) draw_rows(
     const Draw* draws, i64 wanted, const int* ids, const float* values, const int* held,
     const double* lse, int* picked, int* picks, const u64* began, u64* times) {
     __shared__ DrawScratch scratch;
-    let_next_start();
-    wait_for_previous();
     const i64 r = blockIdx.x;
     const Draw draw = draws[r];
     const int* own = ids + r * wanted;
