@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from kernels_numba.gpu.device import open_device
 from kernels_numba.gpu.errors import CudaError
+
+# Ranks that share a device wait for one another: none of their streams may queue behind another's,
+# as they do where a process has more streams than connections (8 unless this says more).
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 @pytest.fixture(scope="session")
