@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dgpp.cli.main import COMMANDS, command
+from dgpp.cli.main import command
 from dgpp.config.flags import flagged
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ PAGES = [
     ),
 ]
 PROGRAM = re.compile(r"(?:\S*/)?dgpp|(?:\./)?scripts/[\w.-]+")
-NAMES = {name for name, _, _ in COMMANDS}
+NAMES = frozenset(command().commands)
 
 
 def lines_of(page: str) -> list[str]:
