@@ -10,17 +10,10 @@
 // others to the dealt one, whose tiles the kernels in front write.
 #include "common.cuh"
 #include "weights.cuh"
+#include "streamed.cuh"
 
 // 16-byte units of a row's chunk that one lane reads.
 constexpr int UNITS = CHUNK_BYTES / 64;
-
-struct Matrix {
-    const u8* data;
-    u32 stride;
-    const u8* scale;
-    u32 scale_stride;
-    const float* factors;
-};
 
 // One warp's place for a chunk: each lane's own units and its rows' scales.
 template <int STRIPS>
@@ -465,20 +458,8 @@ __device__ __forceinline__ void linear(
 }
 
 #define LINEAR(NAME, TOKENS, STRIPS, STAGES, GATED)                                               \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, (TOKENS) == 1 ? 3 : (TOKENS) == 8 ? 1 : 2) NAME( \
-        const u8* data, i64 stride, const u8* scale, i64 scale_stride, const float* factors,      \
-        const u8* dealt, i64 dealt_stride, const u8* dealt_scale, i64 dealt_scale_stride,         \
-        const float* dealt_factors, i64 n, i64 groups, i64 chunks, const u16* x, i64 x_stride,    \
-        void* out, i64 out_stride, i64 out_wide, const float* bias, i64 add, i64 rows, i64 from,  \
-        i64 to, const int4* tiles, const int* used, const int* gather) {                          \
-        const Matrix fixed{data, static_cast<u32>(stride), scale, static_cast<u32>(scale_stride), \
-                           factors};                                                              \
-        const Matrix other{dealt, static_cast<u32>(dealt_stride), dealt_scale,                    \
-                           static_cast<u32>(dealt_scale_stride), dealt_factors};                  \
-        const Work<TOKENS, STRIPS, GATED> work{                                                   \
-            fixed, other, static_cast<int>(n), static_cast<int>(groups), x,                       \
-            static_cast<u32>(x_stride), static_cast<int>(rows), static_cast<u32>(from),           \
-            static_cast<u32>(to), tiles, used, gather};                                           \
+    STREAMING(NAME, (TOKENS) == 1 ? 3 : (TOKENS) == 8 ? 1 : 2) {                                  \
+        const Work<TOKENS, STRIPS, GATED> work{STREAMED, tiles, used, gather};                    \
         const Output output{out, out_stride, out_wide, nullptr, bias, add};                       \
         linear<TOKENS, STRIPS, STAGES, GATED>(work, static_cast<int>(chunks), output);            \
     }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels_numba.backend import Norm
+from kernels_numba.gpu.dealing import WARPS, deal
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CHUNK, CudaMatrix, CudaTensor, CudaVector
-from kernels_numba.gpu.source import HOPPER, RING_BYTES, ROWS, linear_unit, tile_unit
+from kernels_numba.gpu.source import HOPPER, ROWS, tile_unit
 from kernels_numba.gpu.wide import Wide
-from kernels_numba.weights import LAYOUTS, Form, Scale
+from kernels_numba.weights import LAYOUTS, Scale
 
 THREADS = 256
 FEW = (8, 16, 32, 64)
@@ -18,13 +19,6 @@ BLOCK_ROWS = 128
 """Weight rows of a tiled block."""
 MOST_BYTES = 0xFFFF0000
 """One expert's or a whole dense matrix: the tiled kernel counts in 32 bits."""
-STRIP_ROWS = 16
-"""Weight rows that a streaming block multiplies at once; a broad one takes two such strips."""
-STRIP_SUMS = 512
-"""Bytes of one warp's sums of a strip with eight rows."""
-WARPS = 8
-BLOCKS_EACH = 2
-"""Streaming blocks per processor."""
 NO_WEIGHTS = (0, 0, 0, 0, 0)
 STAGES = 4
 """The tiled kernel's own constant."""
@@ -214,10 +208,7 @@ class Project:
         output: tuple[int, ...],
         grouping: Grouping | None,
     ) -> None:
-        strips = -(-rows * (2 if kind == "gated" else 1) // STRIP_ROWS)
         tiles = 1 if grouping is None else grouping.most
-        broad = self._broad(matrix.form, strips * tiles, shape.size)
-        groups = -(-strips // broad)
         fixed, dealt = matrix.weights, NO_WEIGHTS
         dealing = (count, 0, 0, 0, 0, 0)
         if grouping is not None:
@@ -226,23 +217,14 @@ class Project:
                 fixed, own = beside.matrix.weights, (beside.rows, beside.first, beside.to)
                 tiles += 1
             dealing = (*own, grouping.tiles, grouping.used, grouping.gather)
-        blocks = min(groups * tiles, BLOCKS_EACH * self._processors)
+        dealt_as = deal(kind, matrix.form, matrix.group, rows, tiles, shape.size, self._processors)
         self._kernels.launch(
-            linear_unit(matrix.form, matrix.group), f"{kind}_{shape.size}_{broad}", (blocks,),
-            32 * WARPS,
-            (*fixed, *dealt, rows, groups, matrix.chunks, x.pointer, x.stride, *output, *dealing),
-            RING_BYTES + STRIP_SUMS * WARPS * broad * shape.size // FEW[0],
+            dealt_as.unit, dealt_as.name, (dealt_as.blocks,), 32 * WARPS,
+            (*fixed, *dealt, rows, dealt_as.groups, matrix.chunks, x.pointer, x.stride, *output,
+             *dealing),
+            dealt_as.shared,
             early=True,
         )  # fmt: skip
-
-    def _broad(self, form: Form, strips: int, size: int) -> int:
-        """Strips of a block: two, unless that leaves processors without one; FP8's many sums take
-        the registers of the second."""
-        if size > 2 * FEW[0]:
-            return 2
-        if form is Form.FP8_BLOCK:
-            return 1
-        return 2 if strips >= self._processors else 1
 
     def _tile(
         self,

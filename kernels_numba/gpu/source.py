@@ -61,6 +61,16 @@ def linear_unit(form: Form, group: int = 0) -> Unit:
     return Unit("linear", (*_format(form, group), ("RING", RING_BYTES)))
 
 
+def few_strips(form: Form) -> tuple[int, ...]:
+    """Strips of an item for which linear_few.cu has kernels. The ring holds two chunks of the
+    most."""
+    return (2, 4 if form is Form.NVFP4 else 3)
+
+
+def few_unit(form: Form, group: int = 0) -> Unit:
+    return Unit("linear_few", (*_format(form, group), ("RING", RING_BYTES)))
+
+
 def tile_unit(form: Form, group: int = 0) -> Unit:
     return Unit("tile", _format(form, group))
 
@@ -119,7 +129,7 @@ RANDOM, STEP, COLLECTIVE, BUS = (
 
 def shared_units() -> list[Unit]:
     """What every model may need, whatever its heads."""
-    matrices = [unit(*form) for unit in (linear_unit, tile_unit) for form in FORMS]
+    matrices = [unit(*form) for unit in (linear_unit, few_unit, tile_unit) for form in FORMS]
     return [ROWS, MOE, PICK, STEP, *matrices, *map(wide_unit, WIDE_FORMS)]
 
 

@@ -23,6 +23,7 @@ constexpr int CHUNK = 64;
 constexpr int STEPS = 2;
 constexpr int CHUNK_BYTES = 128;
 constexpr int SCALE_BYTES = 0;
+constexpr int SCALE_ROWS = 1;
 
 // Eight values as four words of two, in the order of `paired`.
 __device__ __forceinline__ void words_of(const uint4& unit, u32 (&words)[4]) {

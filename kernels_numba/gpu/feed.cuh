@@ -1,0 +1,271 @@
+// What the streaming kernel (linear.cu) works on, and how it comes to a warp: weights through shared
+// memory, their scales and rows of x in registers, all asked for ahead of time.
+//
+// Weight rows come in bands of eight. An item is a share of the bands, as even as they can be cut,
+// against one tile of rows of x. A strip is what one matrix instruction takes: two bands (GATED: one of
+// gate rows and its one of up rows).
+
+// 16-byte units of a row's chunk that one lane reads.
+constexpr int UNITS = CHUNK_BYTES / 64;
+constexpr int BAND = 8;
+
+// What a lane needs of the scales of a row's chunk.
+#if FORMAT == 1
+struct Scales {};
+#elif FORMAT == 2
+typedef u16 Scales;
+#elif FORMAT == 3
+struct __align__(SCALE_BYTES) Scales {
+    float value[CHUNK / GROUP];
+};
+#endif
+
+// One warp's place for a chunk of a strip: each lane's own units of two rows.
+struct Slot {
+    uint4 data[2][UNITS][32];
+};
+
+// An item's bands.
+template <bool GATED>
+struct Bands {
+    int first, last;
+
+    __device__ __forceinline__ int strips() const {
+        return GATED ? last - first : (last - first + 1) / 2;
+    }
+};
+
+// Items of one block, in turn. Tile 0 is the fixed matrix's, where there is one.
+struct Turn {
+    int tile, group, tiles_on, groups_on, groups;
+
+    __device__ __forceinline__ Turn(int groups, bool has_fixed) : groups(groups) {
+        const int index = blockIdx.x, step = gridDim.x;
+        tile = index / groups + (has_fixed ? 0 : 1);
+        group = index % groups;
+        tiles_on = step / groups;
+        groups_on = step % groups;
+    }
+
+    __device__ __forceinline__ void next() {
+        tile += tiles_on;
+        group += groups_on;
+        if (group >= groups) {
+            group -= groups;
+            ++tile;
+        }
+    }
+};
+
+template <bool GATED>
+struct Work {
+    Matrix fixed, dealt;
+    int n, groups;
+    const u16* x;
+    u32 x_stride;
+    // Rows of the fixed tile (0: there is none), the first one in x, and where its output goes.
+    int rows;
+    u32 from, to;
+    const int4* tiles;
+    const int* gather;
+
+    __device__ __forceinline__ Bands<GATED> bands(int group) const {
+        const u32 all = (n + BAND - 1) / BAND;
+        return {static_cast<int>(group * all / groups),
+                static_cast<int>((group + 1) * all / groups)};
+    }
+    __device__ __forceinline__ Tile tile(int index) const {
+        return index == 0 ? Tile{0, 0, rows} : tile_of(tiles, index - 1, 0, 0);
+    }
+    __device__ __forceinline__ u32 base(const Tile& tile) const {
+        return static_cast<u32>(tile.expert) * (GATED ? 2 * n : n);
+    }
+    // The row of x that stands at `place` of tile number `index`; behind its last one that one again.
+    __device__ __forceinline__ u32 input(int index, const Tile& tile, int place) const {
+        const i64 at = tile.first + min(static_cast<i64>(place), tile.count - 1);
+        if (index == 0) return from + static_cast<u32>(at);
+        return static_cast<u32>(gather == nullptr ? at : gather[at]);
+    }
+};
+
+// `base` + `row` * `stride`, in one instruction.
+__device__ __forceinline__ const u8* row_of(const u8* base, u32 row, u32 stride) {
+    u64 address;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(row), "r"(stride), "l"(base));
+    return reinterpret_cast<const u8*>(address);
+}
+
+// A lane's two rows of every strip of an item: where a chunk of them lies, or its scales.
+template <bool GATED>
+struct Lines {
+    const u8 *low, *high;
+    u32 step;
+    int own;
+
+    // Rows of `turn`'s item, `offset` bytes into each; none where its tile is not below `known`.
+    __device__ __forceinline__ void aim(
+        const Work<GATED>& work, const Turn& turn, int known, bool scales, u32 offset) {
+        own = 0;
+        if (turn.tile >= known) return;
+        const bool fixed = turn.tile == 0;
+        const Bands<GATED> bands = work.bands(turn.group);
+        const int first = BAND * bands.first + threadIdx.x % 32 / 4;
+        const u32 row = work.base(work.tile(turn.tile)) + first, each = scales ? SCALE_ROWS : 1;
+        const u8* base = scales ? (fixed ? work.fixed.scale : work.dealt.scale)
+                                : (fixed ? work.fixed.data : work.dealt.data);
+        const u32 stride = scales ? (fixed ? work.fixed.scale_stride : work.dealt.scale_stride)
+                                  : (fixed ? work.fixed.stride : work.dealt.stride);
+        low = row_of(base + offset, row / each, stride);
+        high = row_of(low, (GATED ? work.n : BAND) / each, stride);
+        step = (GATED ? BAND : 2 * BAND) / each * stride;
+        own = (min(work.n, BAND * bands.last) - first + BAND - 1) / BAND;
+    }
+
+    // Whether the lane has a row in this half of a strip.
+    __device__ __forceinline__ bool has(int strip, int half) const {
+        return (GATED ? strip : 2 * strip + half) < own;
+    }
+
+    __device__ __forceinline__ const u8* at(int strip, int half) const {
+        return row_of(half == 0 ? low : high, strip, step);
+    }
+
+    __device__ __forceinline__ void advance(int bytes) {
+        low += bytes;
+        high += bytes;
+    }
+};
+
+// A warp's weights: an item's strips of a chunk are asked for when those that stood in their places,
+// DEPTH chunks before, have been read.
+template <int STRIPS, bool GATED>
+struct Ahead {
+    static constexpr int DEPTH = RING / WARPS / (STRIPS * static_cast<int>(sizeof(Slot)));
+    static_assert(DEPTH > 0, "no room for a chunk");
+    const Work<GATED>& work;
+    // Of this warp: the first of all, those of the current chunk, and the end.
+    Slot *const first, *here, *const behind;
+    int begin, end, chunk;
+    // Tiles whose weights are known by now.
+    int known;
+    Turn turn;
+    Lines<GATED> lines;
+
+    __device__ __forceinline__ Ahead(
+        const Work<GATED>& of, void* memory, int begin, int end, const Turn& first_turn)
+        : work(of), first(static_cast<Slot*>(memory) + threadIdx.x / 32 * (DEPTH * STRIPS)),
+          here(first), behind(first + DEPTH * STRIPS), begin(begin), end(end), chunk(begin),
+          known(begin < end ? 1 : 0), turn(first_turn) {
+        aim();
+    }
+
+    // Whether the next item's weights are not known.
+    __device__ __forceinline__ bool waits() const { return turn.tile >= known; }
+
+    __device__ __forceinline__ void know(int tiles) {
+        if (begin == end) return;
+        known = tiles;
+        if (chunk == begin) aim();
+    }
+
+    __device__ __forceinline__ void aim() {
+        lines.aim(work, turn, known, false, begin * CHUNK_BYTES + threadIdx.x % 4 * 16);
+    }
+
+    // Asks for a strip's chunk.
+    __device__ __forceinline__ void copy(int strip) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (!lines.has(strip, half)) continue;
+            const u8* from = lines.at(strip, half);
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u) {
+                copy_async<16>(&here[strip].data[half][u][threadIdx.x % 32], from + 64 * u);
+            }
+        }
+        copy_commit();
+    }
+
+    __device__ __forceinline__ void advance() {
+        here = here + STRIPS == behind ? first : here + STRIPS;
+        lines.advance(CHUNK_BYTES);
+        if (++chunk == end) {
+            chunk = begin;
+            turn.next();
+            aim();
+        }
+    }
+};
+
+// Scales of an item's strips, asked for one chunk ahead. They stay in registers: copies of four bytes
+// to shared memory take as long as copies of sixteen.
+template <int STRIPS, bool GATED>
+struct Scaling {
+    const Work<GATED>& work;
+    Lines<GATED> lines;
+    Scales value[STRIPS][2];
+
+    __device__ __forceinline__ explicit Scaling(const Work<GATED>& of) : work(of) {}
+
+#if FORMAT == 1
+    __device__ __forceinline__ void aim(const Turn&, int, int) {}
+    __device__ __forceinline__ void advance() {}
+    __device__ __forceinline__ void ask(int) {}
+#else
+    __device__ __forceinline__ void aim(const Turn& turn, int known, int chunk) {
+        const int own = FORMAT == 2 ? threadIdx.x % 4 * sizeof(Scales) : 0;
+        lines.aim(work, turn, known, true, chunk * SCALE_BYTES + own);
+    }
+
+    __device__ __forceinline__ void advance() { lines.advance(SCALE_BYTES); }
+
+    __device__ __forceinline__ void ask(int strip) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (lines.has(strip, half)) value[strip][half] = load(lines.at(strip, half));
+        }
+    }
+
+    __device__ __forceinline__ static Scales load(const u8* from) {
+#if FORMAT == 2
+        return __ldg(reinterpret_cast<const u16*>(from));
+#elif GROUP == 128
+        return {{__ldg(reinterpret_cast<const float*>(from))}};
+#else
+        const float4 v = __ldg(reinterpret_cast<const float4*>(from));
+        return {{v.x, v.y, v.z, v.w}};
+#endif
+    }
+#endif
+};
+
+// A lane's row of x, asked for one chunk ahead.
+template <bool GATED>
+struct Input {
+    const Work<GATED>& work;
+    u32 row;
+    uint4 following[STEPS], values[STEPS];
+
+    __device__ __forceinline__ explicit Input(const Work<GATED>& of) : work(of) {}
+
+    // Columns of a product are independent: an absent row may be any other.
+    __device__ __forceinline__ void aim(const Turn& turn, int tiles) {
+        if (turn.tile >= tiles) return;
+        row = work.input(turn.tile, work.tile(turn.tile), threadIdx.x % 32 / 4);
+    }
+
+    __device__ __forceinline__ void ask(int chunk) {
+        const uint4* own = reinterpret_cast<const uint4*>(work.x) + chunk * (CHUNK / 8) +
+            row * static_cast<u64>(work.x_stride / 8);
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            following[step] = own[input_unit(step, threadIdx.x % 4)];
+        }
+    }
+
+    // What was asked for, before the next is.
+    __device__ __forceinline__ void take() {
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) values[step] = paired(following[step]);
+    }
+};

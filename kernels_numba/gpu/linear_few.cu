@@ -1,0 +1,282 @@
+// out = weights * x for at most eight rows of x and many of weights, bit for bit what linear.cu gives:
+// with less done beside the products, and every block with as many weights as any other.
+//
+// A block's warps split K and merge in warp order. Each lane copies the bytes that it will multiply
+// itself into its own places of shared memory, some chunks ahead and across items, so that nothing in
+// the loop waits for another warp. Rows of x stay in registers while an item's strips meet them.
+//
+// The grid is what fits the device; a block's items follow one another. Blocks ask for their first
+// weights before the kernels in front of them have ended, unless those say which weights.
+#include "common.cuh"
+#include "weights.cuh"
+#include "streamed.cuh"
+#include "feed.cuh"
+
+// Strips of which a warp multiplies one beside the other.
+constexpr int SIDE_BY_SIDE = FORMAT == 1 ? 2 : 1;
+
+// A lane's share of a strip's chunk, out of its own places.
+struct Share {
+    uint4 unit[2][UNITS];
+#if FORMAT == 2
+    u32 scale[2][2];
+#elif FORMAT == 3
+    Scales scale[2];
+#endif
+
+    __device__ __forceinline__ void load(const Slot& slot, const Scales (&scales)[2]) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u) unit[half][u] = slot.data[half][u][lane];
+#if FORMAT == 2
+            scale[half][0] = scale_pair(scales[half] & 0xffu);
+            scale[half][1] = scale_pair(scales[half] >> 8);
+#elif FORMAT == 3
+            scale[half] = scales[half];
+#endif
+        }
+    }
+
+    __device__ __forceinline__ void words(int half, int step, u32 (&out)[4]) const {
+#if FORMAT == 1
+        words_of(unit[half][step], out);
+#elif FORMAT == 2
+        const uint4 own = unit[half][0];
+        const u32 codes[4] = {own.x, own.y, own.z, own.w};
+        decode_word(codes[step], scale[half][step / 2], out);
+#else
+        const uint4 own = unit[half][step / 2];
+        decode_codes(step % 2 ? own.z : own.x, step % 2 ? own.w : own.y, out);
+#endif
+    }
+};
+
+// Sums of a warp over a strip, as `mma` lays them.
+struct Sums {
+    float value[4];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) value[c] = 0.0f;
+    }
+
+    // Adds one step's products. Bits of weights outside `mask` count as zero.
+    __device__ __forceinline__ void add(const Share& share, const uint4& x, int step, u32 mask) {
+        u32 a[4], b[4];
+        share.words(0, step, a);
+        share.words(1, step, b);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            a[j] &= mask;
+            b[j] &= mask;
+        }
+        mma(value, a[0], b[0], a[1], b[1], x.x, x.y);
+        mma(value, a[2], b[2], a[3], b[3], x.z, x.w);
+    }
+
+#if FORMAT == 3
+    // Adds the sums of a group of values, each times its scale.
+    __device__ __forceinline__ void fold(const Sums& part, const Share& share, int group) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+            value[c] = __fmaf_rn(part.value[c], share.scale[c / 2].value[group], value[c]);
+        }
+    }
+#endif
+};
+
+// Products of COUNT strips from `first` on, or what there is of them, with one chunk of x.
+template <int COUNT, int STRIPS>
+__device__ __forceinline__ void multiply(
+    Sums (&sums)[STRIPS], int first, const Share (&shares)[COUNT], const uint4 (&x)[STEPS]) {
+#if FORMAT != 3
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+#pragma unroll
+        for (int m = 0; m < COUNT; ++m) {
+            if (first + m < STRIPS) sums[first + m].add(shares[m], x[step], step, ~0u);
+        }
+    }
+#else
+#pragma unroll
+    for (int piece = 0; piece < CHUNK / GROUP; ++piece) {
+        // Of a chunk's four groups each unit holds two, and of a quad two lanes either.
+        constexpr bool WHOLE = GROUP == CHUNK;
+        const u32 mask = WHOLE || threadIdx.x % 4 / 2 == piece % 2 ? ~0u : 0u;
+        const int begin = WHOLE ? 0 : piece / 2 * 2;
+        Sums parts[COUNT];
+#pragma unroll
+        for (int m = 0; m < COUNT; ++m) parts[m].clear();
+#pragma unroll
+        for (int step = begin; step < (WHOLE ? STEPS : begin + 2); ++step) {
+#pragma unroll
+            for (int m = 0; m < COUNT; ++m) parts[m].add(shares[m], x[step], step, mask);
+        }
+#pragma unroll
+        for (int m = 0; m < COUNT; ++m) {
+            if (first + m < STRIPS) sums[first + m].fold(parts[m], shares[m], piece);
+        }
+    }
+#endif
+}
+
+// Merges the warps' sums in order and writes the item's output.
+template <int STRIPS, bool GATED>
+__device__ __forceinline__ void finish(
+    const Sums (&sums)[STRIPS], float4* shared, const Work<GATED>& work, Output output,
+    const Bands<GATED>& bands, const Tile& tile, bool fixed) {
+    // By now all have read the item before.
+    __syncthreads();
+#pragma unroll
+    for (int m = 0; m < STRIPS; ++m) {
+        const float(&c)[4] = sums[m].value;
+        const int at = threadIdx.x / 32 * STRIPS + m;
+        shared[at * 32 + threadIdx.x % 32] = make_float4(c[0], c[1], c[2], c[3]);
+    }
+    __syncthreads();
+    const float* flat = reinterpret_cast<const float*>(shared);
+    output.factors = fixed ? work.fixed.factors : work.dealt.factors;
+    const u32 base = work.base(tile);
+    const int behind = min(work.n, BAND * bands.last);
+    for (int index = threadIdx.x; index < 64 * bands.strips(); index += 32 * WARPS) {
+        const int column = index % 8, row = index / 8 % 8, m = index / 64;
+        if (column >= tile.count) continue;
+        const float* at = flat + (m * 32 + 4 * row + column / 2) * 4 + column % 2;
+        float first = at[0], second = at[2];
+#pragma unroll
+        for (int w = 1; w < WARPS; ++w) {
+            first += at[w * STRIPS * 128];
+            second += at[w * STRIPS * 128 + 2];
+        }
+        const i64 to = (fixed ? work.to : tile.first) + column;
+        const int n = BAND * bands.first + m * (GATED ? BAND : 2 * BAND) + row;
+        if (GATED) {
+            if (n < behind) output.gated(to, n, base + n, base + n + work.n, first, second);
+        } else {
+            if (n < behind) output.plain(to, n, base + n, first);
+            if (n + BAND < behind) output.plain(to, n + BAND, base + n + BAND, second);
+        }
+    }
+}
+
+// A warp's run of K.
+template <int STRIPS, bool GATED>
+struct Run {
+    typedef Ahead<STRIPS, GATED> Weights;
+    static constexpr int TOGETHER = STRIPS < SIDE_BY_SIDE ? STRIPS : SIDE_BY_SIDE;
+    const int begin, end;
+    int tiles, filled;
+    Weights weights;
+    Scaling<STRIPS, GATED> scales;
+    Input<GATED> input;
+
+    __device__ __forceinline__ Run(
+        const Work<GATED>& work, void* memory, const Turn& turn, int begin, int end)
+        : begin(begin), end(end), tiles(1), filled(0), weights(work, memory, begin, end, turn),
+          scales(work), input(work) {
+        while (filled < Weights::DEPTH && !weights.waits()) fill();
+        if (turn.tile < tiles) begin_scales(turn);
+    }
+
+    __device__ __forceinline__ void fill() {
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) weights.copy(m);
+        weights.advance();
+        ++filled;
+    }
+
+    __device__ __forceinline__ void begin_scales(const Turn& turn) {
+        if (begin == end) return;
+        scales.aim(turn, tiles, begin);
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) scales.ask(m);
+    }
+
+    // Goes on when all that was launched before has ended: there are `all` tiles.
+    __device__ __forceinline__ void start(const Turn& turn, int all) {
+        tiles = all;
+        weights.know(all);
+        while (filled < Weights::DEPTH) fill();
+        if (turn.tile > 0) begin_scales(turn);
+        input.aim(turn, tiles);
+        if (turn.tile < tiles && begin < end) input.ask(begin);
+    }
+
+    // The item's sums over this run. `turn` is the item that follows.
+    __device__ __forceinline__ void sum(Sums (&sums)[STRIPS], int strips, const Turn& turn) {
+#pragma unroll
+        for (int m = 0; m < STRIPS; ++m) sums[m].clear();
+        for (int chunk = begin; chunk < end; ++chunk) {
+            const bool last = chunk + 1 == end;
+            input.take();
+            if (last) input.aim(turn, tiles);
+            input.ask(last ? begin : chunk + 1);
+            if (last) {
+                scales.aim(turn, tiles, begin);
+            } else {
+                scales.advance();
+            }
+#pragma unroll
+            for (int first = 0; first < STRIPS; first += TOGETHER) {
+                Share shares[TOGETHER];
+#pragma unroll
+                for (int m = first; m < first + TOGETHER; ++m) {
+                    if (m >= STRIPS) break;
+                    if (m < strips) {
+                        copy_wait<STRIPS * Weights::DEPTH - 1>();
+                        shares[m - first].load(weights.here[m], scales.value[m]);
+                    }
+                    scales.ask(m);
+                    weights.copy(m);
+                }
+                if (first < strips) multiply<TOGETHER>(sums, first, shares, input.values);
+            }
+            weights.advance();
+        }
+    }
+};
+
+template <int STRIPS, bool GATED>
+__device__ __forceinline__ void linear(
+    const Work<GATED>& work, int chunks, const Output& output, const int* used) {
+    extern __shared__ __align__(16) u8 memory[];
+    float4* shared = reinterpret_cast<float4*>(memory);
+    const int warp = threadIdx.x / 32;
+    let_next_start();
+    Turn turn(work.groups, work.rows > 0);
+    Run<STRIPS, GATED> run(
+        work, shared + WARPS * STRIPS * 32, turn, run_begin(warp, chunks),
+        run_begin(warp + 1, chunks));
+    wait_for_previous();
+    const int tiles = 1 + (used == nullptr ? 0 : *used);
+    run.start(turn, tiles);
+    while (turn.tile < tiles) {
+        const int index = turn.tile;
+        const Tile tile = work.tile(index);
+        const Bands<GATED> bands = work.bands(turn.group);
+        turn.next();
+        Sums sums[STRIPS];
+        run.sum(sums, bands.strips(), turn);
+        finish(sums, shared, work, output, bands, tile, index == 0);
+    }
+}
+
+#define LINEAR(NAME, STRIPS, GATED)                                                               \
+    STREAMING(NAME, 2) {                                                                          \
+        const Work<GATED> work{STREAMED, tiles, gather};                                          \
+        const Output output{out, out_stride, out_wide, nullptr, bias, add};                       \
+        linear<STRIPS, GATED>(work, static_cast<int>(chunks), output, used);                      \
+    }
+
+// By strips of an item; the order of a sum is the same in all, and in linear.cu.
+LINEAR(linear_few_2, 2, false)
+LINEAR(gated_few_2, 2, true)
+#if FORMAT == 2
+LINEAR(linear_few_4, 4, false)
+LINEAR(gated_few_4, 4, true)
+#else
+LINEAR(linear_few_3, 3, false)
+LINEAR(gated_few_3, 3, true)
+#endif
