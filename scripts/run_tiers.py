@@ -29,14 +29,14 @@ from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_S = {
-    "unit": 270,
-    "kernels": 150,
+    "unit": 480,
+    "kernels": 240,
     "known_reports": 20,
-    "parity": 120,
-    "sim": 90,
-    "e2e": 360,
-    "compile": 180,
-    "emulated": 180,
+    "parity": 180,
+    "sim": 240,
+    "e2e": 600,
+    "compile": 240,
+    "emulated": 480,
     "long": inf,
 }
 COMPILERS = ("g++", "clang++")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -150,29 +151,33 @@ def test_each_thing_that_is_missing_has_a_name(
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("compiles", "said"),
     [
-        ("CompileException", r"rows\.cu does not compile for this device: no such instruction"),
-        ("CUDADriverError", r"rows\.cu cannot be loaded: no such instruction; update the driver"),
+        (False, r"rows\.cu does not compile for this device: no such instruction"),
+        (True, r"rows\.cu cannot be loaded: no such instruction; update the driver"),
     ],
 )
 def test_a_kernel_that_cannot_be_built_is_named(
-    monkeypatch: pytest.MonkeyPatch, kind: str, said: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiles: bool, said: str
 ) -> None:
-    errors = {
-        name: type(name, (Exception,), {}) for name in ("CompileException", "CUDADriverError")
-    }
+    driver_error = type("CUDADriverError", (Exception,), {})
 
-    def fail() -> None:
-        raise errors[kind]("no such instruction")
+    def compiled(_unit: object) -> Path:
+        if not compiles:
+            raise CudaError("no such instruction")
+        return tmp_path / "rows.cubin"
+
+    def load() -> None:
+        raise driver_error("no such instruction")
 
     cuda = SimpleNamespace(
-        compiler=SimpleNamespace(CompileException=errors["CompileException"]),
-        driver=SimpleNamespace(CUDADriverError=errors["CUDADriverError"]),
+        driver=SimpleNamespace(CUDADriverError=driver_error),
         Device=lambda: SimpleNamespace(compute_capability="90"),
     )
-    cupy = SimpleNamespace(cuda=cuda, RawModule=lambda **_: SimpleNamespace(compile=fail))
+    cupy = SimpleNamespace(cuda=cuda, RawModule=lambda **_: SimpleNamespace(compile=load))
+    compiler = SimpleNamespace(compiled=compiled, path=lambda _unit: tmp_path / "rows.cubin")
     monkeypatch.setattr(kernels, "load_cupy", lambda: cupy)
     monkeypatch.setattr(kernels, "Launcher", SimpleNamespace)
+    monkeypatch.setattr(kernels, "Compiler", lambda _architecture: compiler)
     with pytest.raises(CudaError, match=said):
         kernels.Kernels().prepare([ROWS])
