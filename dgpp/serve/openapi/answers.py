@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from dgpp.serve.metrics import (
+    CollectiveMetrics,
     NvmeCacheMetrics,
     PrefillMetrics,
     PrefixCacheMetrics,
@@ -200,6 +201,7 @@ _SECTIONS = {
     "prefix_cache": PrefixCacheMetrics,
     "prefill": PrefillMetrics,
     "nvme_cache": NvmeCacheMetrics,
+    "collectives": CollectiveMetrics,
 }
 
 
