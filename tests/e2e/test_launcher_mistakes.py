@@ -72,7 +72,9 @@ def test_a_node_without_what_it_takes(machines):
     assert "No module named no_dgpp (install dgpp for that Python there, or name --bin)" in said
     assert "(no such name; see DGPP_NODES and" in why(node_of(machines, host="no-host.invalid"))
     assert "ssh: No such file or directory" in why(node_of(machines, ssh="/nowhere/ssh"))
-    assert "no answer within 0.5 s; is the machine well?" in why(node_of(machines, ["sleep"]), 0.5)
+    assert "no answer within 0.5 s; is the machine well?" in why(
+        node_of(machines, ["sh", "-c", "sleep 9", "x"]), 0.5
+    )
     said = why(node_of(machines, ["sh", "-c", "exit 3", "x"]))
     assert "status 3 (`sh -c 'exit 3' x agent` failed there)" in said
     machines.stop(HOST)
