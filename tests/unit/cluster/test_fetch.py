@@ -336,6 +336,7 @@ def test_a_peer_without_room_is_named_before_a_byte_is_fetched(site, hub, small_
     assert (site.main(site.home), site.main(site.peers[1])) == (hub.commit(MODEL), "")
 
 
+@pytest.mark.filterwarnings("ignore:Not enough free disk space:UserWarning")
 @pytest.mark.parametrize("small_disk", ["here"], indirect=True)
 def test_a_disk_that_becomes_full_here_leaves_what_is_whole(site, small_disk, monkeypatch):
     status, said = site.fetch(MODEL)
