@@ -29,6 +29,7 @@ from actors.spec import ChildSpec, inherit_receiver, inherit_sender, read_spec
 from actors.statistics import StatisticsBlock
 from actors.topology import resolve
 from dgpp.errors import DgppError
+from dgpp.imports import uncollected
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -128,7 +129,9 @@ class Child:
             host=self,
         )
         spins = len(os.sched_getaffinity(0)) >= _SPIN_MIN_CPUS
-        self._actor = resolve(spec.actor)(self._context)
+        with uncollected(for_good=True):
+            actor = resolve(spec.actor)
+        self._actor = actor(self._context)
         self._built = True
         self._dispatcher = Dispatcher(
             loop=self._loop,

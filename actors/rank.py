@@ -21,6 +21,7 @@ from dgpp.config.resolve import resolve
 from dgpp.config.settings import Settings
 from dgpp.config.site import SiteSettings
 from dgpp.errors import DgppError
+from dgpp.imports import uncollected
 
 ORPHAN_LOOKS = int(1.0 / BEAT_S)
 """How many beats a rank whose parent is gone gets to end in order: the journal tells it too."""
@@ -95,7 +96,8 @@ def main(arguments: list[str]) -> None:
 
 def _follow(spec: RankSpec, on_serving: Callable[[], object]) -> int:
     # Imports NumPy and more: the heart beats meanwhile.
-    from actors.serve import follow
+    with uncollected():
+        from actors.serve import follow
 
     settings = resolve(parse_document(spec.settings, "ranks"), "ranks", site=SiteSettings())
     take_node_settings(os.environ, settings, spec.rank)

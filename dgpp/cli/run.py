@@ -17,6 +17,7 @@ from dgpp.config.document import Override
 from dgpp.config.settings import Settings
 from dgpp.config.version import version
 from dgpp.errors import ConfigError
+from dgpp.imports import uncollected
 from dgpp.log import LEVELS
 
 app = typer.Typer(add_completion=False)
@@ -86,7 +87,8 @@ def run(
     prepare_environment(os.environ, settings, log_level and log_level.value, rank or 0)
     if not memory_plan:
         keep_out_of_swap(os.environ, sys.argv[1:])
-    from actors import launch, serve  # import NumPy, which must come after the environment is set
+    with uncollected():  # imports NumPy, which must come after the environment is set
+        from actors import launch, serve
 
     if memory_plan:
         return launch.memory_plan(settings)

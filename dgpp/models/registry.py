@@ -4,38 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from dgpp.errors import CheckpointError
 from dgpp.models.deepseek.config import exact
 from dgpp.models.deepseek_v4 import config as v4_config
-from dgpp.models.deepseek_v4.model import DeepseekV4Model
 from dgpp.models.deepseek_v41 import config as v41_config
-from dgpp.models.deepseek_v41.model import DeepseekV41Model
 from dgpp.models.forms import AS_STORED, BARE, FamilyForms, ModelForms
 from dgpp.models.glm4_moe import config as glm4_moe_config
-from dgpp.models.glm4_moe.model import Glm4MoeModel
 from dgpp.models.glm5_next import config as glm5_next_config
-from dgpp.models.glm5_next.model import Glm5NextModel
 from dgpp.models.glm_moe_dsa import config as glm_dsa_config
-from dgpp.models.glm_moe_dsa.model import GlmDsaModel
-from dgpp.models.layers.dspark import DraftedBlock, DSpark
-from dgpp.models.layers.embedding import Embedding
 from dgpp.models.layers.rope import stretched_context
-from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.mimo_v2 import config as mimo_config
-from dgpp.models.mimo_v2.model import MimoModel
-from dgpp.models.observer import Observer
 from dgpp.models.qwen3_5 import config as qwen35_config
-from dgpp.models.qwen3_5.model import Qwen35Model
 from dgpp.models.qwen4_exp import config as qwen4_config
-from dgpp.models.qwen4_exp.model import Qwen4ExpModel
-from dgpp.net.collective import Collective
-from dgpp.state.declaration import StateDeclaration
-from dgpp.state.pools import StatePools
-from kernels_numba.backend import Backend, F32Array, Logits, Matrix, Rows, Tensor
+
+if TYPE_CHECKING:
+    from dgpp.models.layers.dspark import DraftedBlock, DSpark
+    from dgpp.models.layers.embedding import Embedding
+    from dgpp.models.layers.workspace import Workspace, WorkspaceShape
+    from dgpp.models.observer import Observer
+    from dgpp.net.collective import Collective
+    from dgpp.state.declaration import StateDeclaration
+    from dgpp.state.pools import StatePools
+    from kernels_numba.backend import Backend, F32Array, Logits, Matrix, Rows, Tensor
 
 
 class FamilyConfig(Protocol):
@@ -181,25 +176,53 @@ class Family:
         return parsed
 
 
+def later(place: str) -> Callable[..., Model]:
+    """The model class "module:Name", imported when the first such model is built: a server has one
+    family, and no use for the others' layers."""
+    module, _, name = place.partition(":")
+
+    def build(*arguments: Any, **keywords: Any) -> Model:
+        found: Model = getattr(import_module(module), name)(*arguments, **keywords)
+        return found
+
+    return build
+
+
 FAMILIES = {
-    "deepseek_v4": Family("deepseek-v4-flash", v4_config.parse, DeepseekV4Model, exact=exact),
-    "deepseek_v41": Family("deepseek-v4.1-flash", v41_config.parse, DeepseekV41Model, exact=exact),
-    "glm4_moe": Family("glm-4.7", glm4_moe_config.parse, Glm4MoeModel),
-    "glm5_next": Family("glm-5.3-flash", glm5_next_config.parse, Glm5NextModel),
-    "glm_moe_dsa": Family("glm-5.3", glm_dsa_config.parse, GlmDsaModel),
+    "deepseek_v4": Family(
+        "deepseek-v4-flash",
+        v4_config.parse,
+        later("dgpp.models.deepseek_v4.model:DeepseekV4Model"),
+        exact=exact,
+    ),
+    "deepseek_v41": Family(
+        "deepseek-v4.1-flash",
+        v41_config.parse,
+        later("dgpp.models.deepseek_v41.model:DeepseekV41Model"),
+        exact=exact,
+    ),
+    "glm4_moe": Family(
+        "glm-4.7", glm4_moe_config.parse, later("dgpp.models.glm4_moe.model:Glm4MoeModel")
+    ),
+    "glm5_next": Family(
+        "glm-5.3-flash", glm5_next_config.parse, later("dgpp.models.glm5_next.model:Glm5NextModel")
+    ),
+    "glm_moe_dsa": Family(
+        "glm-5.3", glm_dsa_config.parse, later("dgpp.models.glm_moe_dsa.model:GlmDsaModel")
+    ),
     "qwen3_5": Family(
         "qwen3.8-27b",
         qwen35_config.parse,
-        Qwen35Model,
+        later("dgpp.models.qwen3_5.model:Qwen35Model"),
         FamilyForms(dense_fp8=True, yarn=True),
     ),
     "qwen4_exp": Family(
         "qwen3.8-flash-next",
         qwen4_config.parse,
-        Qwen4ExpModel,
+        later("dgpp.models.qwen4_exp.model:Qwen4ExpModel"),
         FamilyForms(dense_fp8=True, yarn=True, mtp_experts=("fp8", "bf16_fused")),
     ),
-    "mimo_v2": Family("mimo", mimo_config.parse, MimoModel),
+    "mimo_v2": Family("mimo", mimo_config.parse, later("dgpp.models.mimo_v2.model:MimoModel")),
 }
 
 

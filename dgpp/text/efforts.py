@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from dgpp.text.errors import TemplateError
-from dgpp.text.prompt_template import PromptTemplate
+
+if TYPE_CHECKING:
+    # The front end, which knows efforts by name, has no use for jinja2.
+    from dgpp.text.prompt_template import PromptTemplate
 
 LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")
 """From little to much."""

@@ -22,7 +22,7 @@ from dgpp.cli.check import app
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.inspection import inspect_checkpoint
 from dgpp.models.plan import MemorySettings, plan_memory
-from dgpp.models.registry import FAMILIES, Family
+from dgpp.models.registry import FAMILIES, Family, later
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding_a_model.md"
 PACKAGE = "dgpp/models/toy_lm/"
@@ -136,8 +136,11 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]:
     assert spec.loader is not None
     oracle = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(oracle)
-    assert '    "toy_lm": Family("toy-lm", toy_config.parse, ToyModel),\n' in PAGE.read_text()
-    FAMILIES["toy_lm"] = Family("toy-lm", config.parse, model.ToyModel)
+    line = (
+        '"toy_lm": Family("toy-lm", toy_config.parse, later("dgpp.models.toy_lm.model:ToyModel")),'
+    )
+    assert f"    {line}\n" in PAGE.read_text()
+    FAMILIES["toy_lm"] = Family("toy-lm", config.parse, later("dgpp.models.toy_lm.model:ToyModel"))
     directory = root / "checkpoint"
     directory.mkdir()
     write_expected(directory, oracle, write_weights(directory))
