@@ -10,8 +10,8 @@ from actors.context import Context
 from actors.journal_join import listen
 from actors.role import Role
 from dgpp.net.roce import chosen
-from dgpp.net.verbs.by_pyverbs import load
 from dgpp.net.verbs.library import Port
+from dgpp.net.verbs.packages import load
 from dgpp.net.verbs.poller import Meeting, Poller
 
 

@@ -23,12 +23,14 @@ import msgspec
 import numpy as np
 
 from dgpp.net.roce import chosen
-from dgpp.net.verbs.by_pyverbs import PyverbsLibrary, load
+from dgpp.net.verbs import by_pyverbs
 from dgpp.net.verbs.collective import VerbsCollective
 from dgpp.net.verbs.frames import Geometry
 from dgpp.net.verbs.layout import Layout
 from dgpp.net.verbs.library import Address
+from dgpp.net.verbs.packages import load
 from dgpp.net.verbs.poller import Meeting, Poller
+from dgpp.net.verbs.port import VerbsLibrary
 from dgpp.net.verbs.slab import BusFiles, create_bus
 from kernels_numba.cpu.memory import Block
 
@@ -52,24 +54,24 @@ class _Told(msgspec.Struct):
 class Bare:
     """One end. What is timed is pyverbs alone; the project's library only connects it."""
 
-    def __init__(self, library: PyverbsLibrary, device: str, gid: int) -> None:
-        self.port = library.open(chosen([device], [gid])[0], gid)
+    def __init__(self, device: str, gid: int) -> None:
+        self._binding = by_pyverbs.load()
+        self.port = VerbsLibrary(self._binding).open(chosen([device], [gid])[0], gid)
         self.memory = mmap.mmap(-1, 2 * LARGE)
         self.start = int(np.frombuffer(self.memory, np.uint8).ctypes.data)
         self.completions = self.port.completion_queue(4 * RECEIVES)
         self.region = self.port.register(self.start, 2 * LARGE)
         self.pair = self.port.queue_pair(self.completions, RECEIVES)
-        self._library = library
         self._queue = self.completions.queue
-        self._raw: Any = self.pair._pair
-        self._written = library.numbers["IBV_WC_RECV_RDMA_WITH_IMM"]
+        self._raw: Any = self.pair.made
+        self._written = self._binding.numbers["IBV_WC_RECV_RDMA_WITH_IMM"]
 
     def meet(self, other: socket.socket) -> None:
         told = _Told(self.pair.address, self.start + LARGE, self.region.rkey, self.port.mtu)
         other.sendall(msgspec.json.encode(told))
         peer = msgspec.json.decode(other.recv(4096), type=_Told)
         self.pair.connect(peer.address, min(self.port.mtu, peer.mtu))
-        wr, numbers = self._library.wr, self._library.numbers
+        wr, numbers = self._binding.wr, self._binding.numbers
         self._receive = wr.RecvWR(wr_id=1, num_sge=1, sg=[wr.SGE(self.start, 0, self.region.lkey)])
         for _ in range(RECEIVES):
             self._raw.post_recv(self._receive)
@@ -154,7 +156,7 @@ def bare(devices: list[str], gid: int) -> tuple[float, float]:
     read, write = os.pipe()
 
     def first() -> None:
-        end = Bare(load(), devices[0], gid)
+        end = Bare(devices[0], gid)
         end.meet(ours)
         end.ping(WARM, first=True)
         median = statistics.median(end.ping(ROUNDS, first=True))
@@ -163,7 +165,7 @@ def bare(devices: list[str], gid: int) -> tuple[float, float]:
         ours.sendall(b"e")
 
     def second() -> None:
-        end = Bare(load(), devices[1], gid)
+        end = Bare(devices[1], gid)
         end.meet(theirs)
         end.ping(WARM + ROUNDS, first=False)
         theirs.recv(1)

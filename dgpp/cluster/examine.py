@@ -16,10 +16,10 @@ from dgpp.engine.backends import choose_backend
 from dgpp.errors import ConfigError, DgppError
 from dgpp.net.listening import Listen, cannot_listen, obstacle
 from dgpp.net.roce import chosen
-from dgpp.net.verbs.by_pyverbs import load
 from dgpp.net.verbs.errors import LibraryError
 from dgpp.net.verbs.frames import Geometry
 from dgpp.net.verbs.layout import Layout
+from dgpp.net.verbs.packages import load
 
 _UNLIMITED = "memlock unlimited in /etc/security/limits.d, then log in anew"
 _CAP_IPC_LOCK = 14
@@ -95,11 +95,11 @@ def _port(wanted: Listen) -> Finding:
 
 def _rdma(request: Examine) -> Iterator[Finding]:
     try:
-        load()
+        library = load()
     except LibraryError as error:
         yield Finding("error", str(error))
     else:
-        yield Finding("ok", "pyverbs loads")
+        yield Finding("ok", f"{library.name} loads")
     try:
         lanes = chosen(request.devices, request.gids)
     except ConfigError as error:

@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from dgpp.net.verbs.packages import PACKAGES
+
 
 @pytest.fixture(scope="session")
 def devices() -> list[str]:
@@ -14,6 +16,13 @@ def devices() -> list[str]:
         pytest.skip("needs RoCE devices: scripts/roce-vm test, or DGPP_TEST_ROCE_DEVICES='A B'")
     pytest.importorskip("pyverbs", reason="needs pyverbs")
     return names
+
+
+@pytest.fixture(params=PACKAGES)
+def package(request) -> str:
+    """Each that binds the verbs library."""
+    pytest.importorskip(request.param, reason=f"needs {request.param}", exc_type=ImportError)
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -23,10 +23,10 @@ import numpy as np
 
 from dgpp.errors import DgppError
 from dgpp.net.roce import chosen
-from dgpp.net.verbs.by_pyverbs import load
 from dgpp.net.verbs.collective import VerbsCollective
 from dgpp.net.verbs.frames import Geometry
 from dgpp.net.verbs.layout import Layout
+from dgpp.net.verbs.packages import load
 from dgpp.net.verbs.poller import Meeting, Poller
 from dgpp.net.verbs.slab import create_bus
 from kernels_numba.cpu.memory import Block

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from dgpp.net.roce import chosen
-from dgpp.net.verbs.by_pyverbs import load
 from dgpp.net.verbs.collective import VerbsCollective
 from dgpp.net.verbs.frames import Geometry
 from dgpp.net.verbs.layout import Layout
+from dgpp.net.verbs.packages import load
 from dgpp.net.verbs.poller import Meeting, Poller
 from dgpp.net.verbs.slab import create_bus
 from dgpp.net.watch import LOADING
@@ -24,9 +24,9 @@ GEOMETRY = Geometry(4, 8192, 4, 65536)
 
 
 @contextmanager
-def bus(devices, gid_index, world):
+def bus(devices, gid_index, world, package):
     """Ranks in threads of this process, on the devices in turn, one lane each."""
-    library, layout = load(), Layout(GEOMETRY, 1, world)
+    library, layout = load([package]), Layout(GEOMETRY, 1, world)
     lanes = chosen(devices, [gid_index] * len(devices))
     ports = [library.open(lanes[rank % len(lanes)], gid_index) for rank in range(world)]
     files = [create_bus(layout) for _ in ports]
@@ -57,8 +57,8 @@ def bus(devices, gid_index, world):
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_sums_and_gathers_of_both_pools(devices, gid_index, world):
-    with bus(devices, gid_index, world) as go:
+def test_sums_and_gathers_of_both_pools(devices, gid_index, world, package):
+    with bus(devices, gid_index, world, package) as go:
         for rows, width in ((1, 5), (2, 1024), (40, 1000), (300, 1024)):
             parts = np.random.default_rng(rows).standard_normal((world, rows, width), np.float32)
 

@@ -16,9 +16,9 @@ from ends import close_end, open_end
 from verbs_end import Done, Told
 
 from dgpp.net.roce import chosen
-from dgpp.net.verbs.by_pyverbs import load
 from dgpp.net.verbs.errors import DeviceError, PeerUnreachableError
 from dgpp.net.verbs.library import Status, failure
+from dgpp.net.verbs.packages import load
 
 MOST = 8 << 20
 SIZES = [1, 63, 64, 1023, 1024, 1025, 4097, 8192, 65536, 262144, (1 << 20) + 3, MOST]
@@ -35,8 +35,8 @@ def connected(devices, gid_index, **options):
 
 
 @pytest.fixture
-def ends(devices, gid_index):
-    with connected(devices, gid_index) as pair:
+def ends(devices, gid_index, package):
+    with connected(devices, gid_index, package=package) as pair:
         yield pair
 
 
@@ -93,8 +93,8 @@ def test_a_completion_wakes_whoever_asked(ends):
     assert other.wait() == Done(3, received=True)
 
 
-def test_what_cannot_be_had_is_named(devices, gid_index):
-    library = load()
+def test_what_cannot_be_had_is_named(devices, gid_index, package):
+    library = load([package])
     device = chosen(devices[:1], [gid_index])[0]
     with pytest.raises(DeviceError, match="cannot open rxe9"):
         library.open(msgspec.structs.replace(device, name="rxe9"), gid_index)

@@ -32,7 +32,10 @@ TIMEOUT = 14
 """Until a packet is sent again: 4.096 us * 2**14 = 67 ms."""
 MIN_RNR_TIMER = 12
 """What a peer is told to wait, 0.64 ms."""
+HOPS = 64
+"""That a packet may go."""
 MTUS = (256, 512, 1024, 2048, 4096)
+"""In the order of ibv_mtu's numbers."""
 
 
 class Status(enum.IntEnum):

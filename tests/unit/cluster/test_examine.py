@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rdma_files import TABLE, UP, make_devices
@@ -29,7 +30,7 @@ def node(tmp_path, monkeypatch):
     """Findings about the bus on a made-up node: what is wrong and its remedies."""
     root = make_devices(tmp_path / "sys", a=(UP, TABLE))
     monkeypatch.setattr(looks, "chosen", partial(chosen, root=root))
-    monkeypatch.setattr(looks, "load", lambda: None)
+    monkeypatch.setattr(looks, "load", lambda: SimpleNamespace(name="pyverbs"))
     monkeypatch.setattr(looks, "_may_lock_all", lambda: False)
 
     def look(devices=(), gids=(), limit=resource.RLIM_INFINITY):

@@ -1,20 +1,14 @@
-"""What failures are called, what is said of a missing library, and the network that tests use."""
+"""What failures are called, and the network that tests use."""
 
 from __future__ import annotations
-
-import enum
-import sys
-import types
 
 import numpy as np
 import pytest
 from fake_verbs import Fabric, Faults
 from verbs_end import Done, End
 
-from dgpp.net.verbs import by_pyverbs
 from dgpp.net.verbs.errors import (
     BusError,
-    LibraryError,
     LocalAccessError,
     PeerNotReadyError,
     PeerUnreachableError,
@@ -100,23 +94,3 @@ def test_failures_have_names(status, kind, words):
     assert str(error).startswith("roce bus: rank 3, lane 1: ")
     assert words in str(error)
     assert str(error).endswith(f"(status {status}, vendor 0x81)")
-
-
-def test_a_missing_library_is_named_with_the_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyverbs", None)
-    with pytest.raises(LibraryError, match="python3-pyverbs"):
-        by_pyverbs.load()
-
-
-@pytest.mark.parametrize("flat", [True, False], ids=["release 44", "release 59"])
-def test_constants_are_found_in_either_release(monkeypatch, flat):
-    values = {"IBV_WC_SUCCESS": 0, "IBV_WC_RETRY_EXC_ERR": 12}
-    members = values if flat else {"ibv_wc_status": enum.IntEnum("ibv_wc_status", values)}
-    name = "enums" if flat else "libibverbs_enums"
-    module = types.ModuleType(f"pyverbs.{name}")
-    vars(module).update(members)
-    monkeypatch.setitem(sys.modules, "pyverbs", types.ModuleType("pyverbs"))
-    for each in ("enums", "libibverbs_enums"):
-        monkeypatch.setitem(sys.modules, f"pyverbs.{each}", module if each == name else None)
-    found = by_pyverbs._numbers()
-    assert {key: found[key] for key in values} == values
