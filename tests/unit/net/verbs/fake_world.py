@@ -83,14 +83,15 @@ class World:
 
 
 class LiveWorld(World):
-    """Its pollers take turns in one thread, its engines run each in their own. They have met,
-    unless something else is to use their channels."""
+    """Its pollers take turns in one thread while it is `wanted`, its engines run each in their
+    own. They have met, unless something else is to use their channels."""
 
     joins = True
 
     def __init__(self, *arguments, **options) -> None:
         super().__init__(*arguments, **options)
-        self.stopped = threading.Event()
+        self.stopped, self.wanted = threading.Event(), threading.Event()
+        self.wanted.set()
         self.pool = ThreadPoolExecutor(2 * len(self.ranks))
         self._begin()
         if self.joins:
@@ -117,6 +118,7 @@ class LiveWorld(World):
     def _carry(self) -> None:
         due = 0.0
         while not self.stopped.is_set():
+            self.wanted.wait()
             if time.monotonic() > due:
                 due = time.monotonic() + LOOK_S
                 self.tell()
@@ -126,6 +128,7 @@ class LiveWorld(World):
 
     def close(self) -> None:
         self.stopped.set()
+        self.wanted.set()
         for carrying in self.carrying:
             self.ended(carrying)
         self.pool.shutdown()

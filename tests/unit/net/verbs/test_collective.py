@@ -27,6 +27,12 @@ def worlds():
         if (shape, wire, faults) not in made:
             scope = world_of(*shape, faults=faults, options={"wire": wire})
             made[shape, wire, faults] = (scope, scope.__enter__())
+        # Pollers of the others would look for work all the while.
+        for key, (_, world) in made.items():
+            if key == (shape, wire, faults):
+                world.wanted.set()
+            else:
+                world.wanted.clear()
         return made[shape, wire, faults][1]
 
     yield get
