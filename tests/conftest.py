@@ -5,6 +5,7 @@ With DGPP_TEST_EMULATED=1 that is the CUDA backend alone, its kernels compiled f
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -37,6 +38,13 @@ def pytest_configure() -> None:
     # A shell starts background jobs with SIGINT ignored, and children would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    # What was imported and collected stays: a collector that walks it again and again takes longer
+    # than many a test.
+    gc.collect()
+    gc.freeze()
 
 
 # Read when the driver starts. Ranks that are threads need them (dgpp/check/world.py).
