@@ -93,40 +93,7 @@ def test_numbers_and_tables() -> None:
     assert (share(0.755), share(None)) == ("75.5 %", "-")
 
 
-# The first of them compiles the CPU's kernels.
-compiles = pytest.mark.timeout(600)
 DUMMY = ["--checkpoint", str(TINY), "--load", "dummy", "--backend", "cpu", "--runs", "1"]
-
-
-@compiles
-def test_decode_prints_figures_that_agree_with_one_another() -> None:
-    context, batch = ["--context", "32,16"], ["--batch", "1,2", "--steps", "2", "--layers", "3"]
-    result = run("decode", *DUMMY, *context, *batch, "--json")
-    assert result.exit_code == 0, result.exception
-    report = json.loads(result.stdout)
-    assert (report["backend"], report["load"], report["layers"]) == ("cpu", "dummy", 3)
-    figures = report["figures"]
-    assert [(f["context"], f["batch"]) for f in figures] == [(16, 1), (16, 2), (32, 1), (32, 2)]
-    plan = plan_memory(cut_layers(json.loads(TINY.read_text()), 3), MemorySettings())
-    for f in figures:
-        assert 3 <= f["experts"] <= 3 * f["batch"]
-        assert f["weight_bytes"] == plan.work.read_bytes(f["experts"])
-        assert f["kv_bytes"] == plan.token_bytes * (f["context"] + 1) * f["batch"]
-        rate = (f["weight_bytes"] + f["kv_bytes"]) / f["ms"] * 1e3
-        assert f["of_bandwidth"] == pytest.approx(rate / f["bandwidth"])
-        assert f["tokens_per_second"] == pytest.approx(f["batch"] / f["ms"] * 1e3)
-        assert f["ms_min"] <= f["ms"] <= f["ms_max"]
-
-
-@compiles
-def test_prefill_prints_a_table() -> None:
-    result = run("prefill", *DUMMY, "--context", "48")
-    assert result.exit_code == 0, result.exception
-    lines = result.stdout.splitlines()
-    assert "(dummy), cpu on this host" in lines[0]
-    assert lines[1].startswith("yardstick: float32 product")
-    assert lines[2].split() == ["tokens", "ms", "min", "max", "tok/s", "TFLOP/s", "of", "product"]
-    assert lines[3].split()[0] == "48"
 
 
 @pytest.mark.parametrize(
