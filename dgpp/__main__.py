@@ -2,7 +2,7 @@
 
 import sys
 
-from dgpp.cli.main import main
+from dgpp.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,10 +15,8 @@ _COMPLETION = {"install_completion", "show_completion"}
 class LazyCommand(TyperCommand):
     """Stands for the typer app `app` of `module` until somebody calls it or asks for its help."""
 
-    def __init__(self, name: str, module: str, short_help: str, *, hidden: bool = False) -> None:
-        super().__init__(
-            name, short_help=short_help, help=short_help, add_help_option=False, hidden=hidden
-        )
+    def __init__(self, name: str, module: str, short_help: str) -> None:
+        super().__init__(name, short_help=short_help, help=short_help, add_help_option=False)
         self._module = module
 
     def make_context(self, info_name: str | None, *args: Any, **keywords: Any) -> Any:

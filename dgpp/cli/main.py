@@ -78,7 +78,6 @@ def command() -> Any:
     assert isinstance(group, TyperGroup)
     for name, module, short_help in COMMANDS:
         group.add_command(LazyCommand(name, module, short_help))
-    group.add_command(LazyCommand("agent", "dgpp.cli.agent", "Serve the launcher.", hidden=True))
     return group
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dgpp.errors import ConfigError
-from kernels_numba.backend import Backend
 from kernels_numba.gpu.device import Device, installed
 from kernels_numba.gpu.errors import CudaError
+
+if TYPE_CHECKING:
+    # It brings NumPy with it; who only asks for a name has no use for that.
+    from kernels_numba.backend import Backend
 
 T = TypeVar("T")
 

@@ -8,10 +8,14 @@ import sys
 import time
 from types import ModuleType
 
+import msgspec
 import pytest
 
 from dgpp.cli import main as cli
 from dgpp.cli.run import prepare_environment
+from dgpp.cluster.messages import Answer, Examine, Finding, Look
+from dgpp.cluster.place import Place
+from dgpp.cluster.record import State
 from dgpp.config.flags import flag_names, flagged
 from dgpp.config.resolve import resolve
 from dgpp.config.site import parse_site
@@ -249,6 +253,29 @@ def test_help_imports_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_agent_of_a_node_waits_for_nothing_that_it_does_not_need(tmp_path):
+    """It starts once for every node and command: neither options nor arrays are its business."""
+    place = Place(str(tmp_path / "log"), str(tmp_path / "stage"), "d")
+    examine = Examine(place, 1, 2, "scripted", False, (), (), "dgpp/demo", "", ())
+    requests = [msgspec.json.encode(request) + b"\n" for request in (Look(place, 1), examine)]
+    code = (
+        "import sys; from dgpp.cli.entry import main; status = main(); "
+        "sys.stderr.write(str([m for m in ('typer', 'numpy', 'numba', 'asyncio') "
+        "if m in sys.modules])); sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "agent"],
+        input=b"".join(requests),
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    looked, found = (msgspec.json.decode(line, type=Answer) for line in done.stdout.splitlines())
+    assert looked.state is State.ABSENT
+    assert Finding("ok", "engine.backend scripted is scripted") in found.findings
+    assert done.stderr.decode() == "[]"
 
 
 def test_completion_knows_commands_and_flags():
