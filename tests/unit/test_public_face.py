@@ -185,3 +185,13 @@ def test_what_is_forbidden_is_seen(line):
 def test_nothing_runs_data_as_code():
     found = {name(p): facts(p).forbidden for p in SOURCES if p.suffix == ".py"}
     assert {path: what for path, what in found.items() if what} == {}
+
+
+def test_tests_that_run_together_have_names_of_their_own():
+    """pytest imports test modules by their bare names; `--long` runs all tiers as one."""
+    tiers = runpy.run_path(str(ROOT / "scripts" / "run_tiers.py"))
+    folders = {tiers["folder_of"](tier) for tier in tiers["BUDGET_S"]}
+    files = sorted({path for one in folders for path in (ROOT / one).rglob("test_*.py")})
+    names = [path.name for path in files]
+    assert {name for name in names if names.count(name) > 1} == set()
+    assert len(names) > 100

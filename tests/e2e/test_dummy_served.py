@@ -40,7 +40,9 @@ def test_tokenizer_files_beside_the_config_serve_text(serve, tmp_path):
     for file in TINY.iterdir():
         shutil.copy(file, tmp_path / file.name)
     shutil.copy(CONFIG, tmp_path / "config.json")
-    server = serve(model=tmp_path, backend="cpu", load="dummy", kv_capacity=1024)
+    server = serve(
+        model=tmp_path, backend="cpu", load="dummy", kv_capacity=1024, placement="inline"
+    )
     status, answer = server.post(
         "/v1/chat/completions",
         {

@@ -61,7 +61,7 @@ class Bare(FarSite):
         self.told["DGPP_ENV_FILE"] = str(self.env)
         self.port, journal = free_ports(2)
         self.config = self.home / "two nodes.json"
-        engine = {"backend": "scripted", "stats_interval_s": 0}
+        engine = {"backend": "scripted", "stats_interval_s": 0, "placement": "inline"}
         document = {"model": MODEL, "world_size": 2, "engine": engine, "http": {"port": self.port}}
         self.config.write_text(json.dumps(document))
         self.told["DGPP_JOURNAL_PORT"] = str(journal)
