@@ -131,6 +131,7 @@ def follow(
         return _inner(boot, {0: connection}, supervision, slab)
 
     def following() -> World:
+        _log.info("rank %d looks for rank 0 at %s:%d", rank, host, port)
         joining = Joining(host, port, identity, timeout_s)
         return FollowingWorld(joining=joining, deploy=deploy, facts=facts, make_inner=make)
 

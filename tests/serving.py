@@ -31,6 +31,22 @@ CALLING_TEMPLATE = (
 )
 """A chat template that knows calls, in GLM's form."""
 
+THINKING_TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>"
+    "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for c in m.tool_calls %}"
+    "<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}"
+    "</arg_key><arg_value>{{ v if v is string else v | tojson }}</arg_value>{% endfor %}"
+    "</tool_call>{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
+)
+_CALL = (
+    "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Köln</arg_value>"
+    "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"
+)
+THINKING_TEXT = f"Hm, rain?</think>Let me look.\n{_CALL}"
+"""What a model says that thinks, talks and calls a tool; `THINKING_TEMPLATE` is its template."""
+
 
 def free_ports(count: int) -> list[int]:
     """Ports of this host that nobody listens on."""

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import CALLING_TEMPLATE, TINY, Server, Starter
+from serving import CALLING_TEMPLATE, THINKING_TEMPLATE, THINKING_TEXT, TINY, Server, Starter
+
+from dgpp.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -47,4 +49,23 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         default_max_tokens=4,
         queue_limit=256,
     )
+    starter.close()
+
+
+@pytest.fixture(scope="session")
+def thinking_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's text files whose template knows reasoning and calls."""
+    folder = tmp_path_factory.mktemp("thinking") / "model"
+    shutil.copytree(TINY, folder)
+    (folder / "chat_template.jinja").write_text(THINKING_TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def talking(tmp_path_factory: pytest.TempPathFactory, thinking_dir: Path) -> Iterator[Server]:
+    """A server whose every choice says THINKING_TEXT and ends."""
+    tokenizer = Tokenizer.load(thinking_dir)
+    ids = [*tokenizer.encode(THINKING_TEXT), min(tokenizer.stop_ids)]
+    starter = Starter(tmp_path_factory.mktemp("talking"))
+    yield starter(thinking_dir, [{"ids": ids, "per_step": [1, 5, 2]}], placement="inline")
     starter.close()

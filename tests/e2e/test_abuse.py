@@ -22,14 +22,19 @@ def chat(server, **more):
     return body | {"max_tokens": 4, "ignore_eos": True} | more
 
 
-def raw(server, data: bytes, *, timeout_s: float = 20) -> bytes:
-    """What comes back on a connection of its own until the server closes it or falls silent."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=timeout_s) as link:
+def raw(server, data: bytes, *, leaves: bool = False) -> bytes:
+    """What comes back on a connection of its own until the server closes it or falls silent. One
+    who `leaves` ends its side once answered; for others a server waits that may still be sending.
+    """
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as link:
         link.sendall(data)
         got = b""
         with contextlib.suppress(TimeoutError, ConnectionResetError):
             while more := link.recv(65536):
                 got += more
+                if leaves:
+                    link.shutdown(socket.SHUT_WR)
+                    leaves = False
     return got
 
 
@@ -126,7 +131,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_numbers(server):
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_read(server):
-    got = raw(server, head(2**40))
+    got = raw(server, head(2**40), leaves=True)
     assert got.startswith(b"HTTP/1.1 413")
     assert b"request_too_large" in got
 
@@ -174,9 +179,9 @@ def test_a_head_that_dribbles_is_cut_off_in_time_from_its_first_byte(server):
 
 
 def test_a_huge_head_is_refused(server):
-    assert raw(server, head(2, "X-Junk: " + "j" * 20_000))[9:12] == b"431"
+    assert raw(server, head(2, "X-Junk: " + "j" * 20_000), leaves=True)[9:12] == b"431"
     many = [f"X-{i}: {'j' * 500}" for i in range(60)]
-    assert raw(server, head(2, *many))[9:12] == b"431"
+    assert raw(server, head(2, *many), leaves=True)[9:12] == b"431"
 
 
 def test_a_hundred_connections_get_an_answer_or_a_503(server):
@@ -244,7 +249,7 @@ def test_megabytes_of_text_are_refused_while_others_are_served(server, place):
 
 
 def test_many_choices_of_a_long_prompt_travel_and_are_served(serve):
-    server = serve(kv_capacity=200_000, max_concurrency=4, queue_limit=128)
+    server = serve(placement="inline", kv_capacity=200_000, max_concurrency=4, queue_limit=128)
     long = [{"role": "user", "content": "qz" * 70_000}]
     status, answer = server.post(CHAT, chat(server, messages=long, n=120, max_tokens=1))
     assert status == 200, answer
@@ -302,7 +307,7 @@ def test_a_keep_alive_connection_serves_many(server):
 
 
 def test_more_than_the_queue_holds_is_shed_by_name(serve):
-    server = serve(max_concurrency=2, queue_limit=2, step_ms=20)
+    server = serve(placement="inline", max_concurrency=2, queue_limit=2, step_ms=20)
     with ThreadPoolExecutor(12) as pool:
         answers = list(
             pool.map(lambda _: server.post(CHAT, chat(server, max_tokens=30)), range(12))
@@ -317,7 +322,7 @@ def test_more_than_the_queue_holds_is_shed_by_name(serve):
 
 @pytest.mark.parametrize(
     "count",
-    [800, pytest.param(30_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+    [400, pytest.param(30_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
 )
 def test_requests_with_random_disconnects_leave_nothing(serve, count):
     server = serve(step_ms=0.5, max_concurrency=16, queue_limit=256)

@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-
 import anthropic
 import pytest
 
-from dgpp.text.tokenizer import Tokenizer
-
-TEMPLATE = (
-    "{% for t in tools or [] %}{{ t.function | tojson }}{% endfor %}"
-    "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>"
-    "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for c in m.tool_calls %}"
-    "<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}"
-    "</arg_key><arg_value>{{ v if v is string else v | tojson }}</arg_value>{% endfor %}"
-    "</tool_call>{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
-)
-CALL = (
-    "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Köln</arg_value>"
-    "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"
-)
-TEXT = f"Hm, rain?</think>Let me look.\n{CALL}"
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
 }
 TOOL = {"name": "get_weather", "description": "Weather", "input_schema": SCHEMA}
-
-
-@pytest.fixture(scope="module")
-def model_dir(tiny, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("calling") / "model"
-    shutil.copytree(tiny, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def talking(serve_module, model_dir):
-    tokenizer = Tokenizer.load(model_dir)
-    ids = [*tokenizer.encode(TEXT), min(tokenizer.stop_ids)]
-    return serve_module(script=[{"ids": ids, "per_step": [1, 5, 2]}], model=str(model_dir))
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def cached(answer) -> int:
 
 
 def test_a_prompt_seen_before_is_counted_as_cached_once(serve):
-    server = serve(prefix_min_tokens=64, stats_interval_s=0.2)
+    server = serve(placement="inline", prefix_min_tokens=64, stats_interval_s=0.2)
     first = chat(server)
     assert cached(first) == 0
     prompt = first["usage"]["prompt_tokens"]
@@ -54,14 +54,14 @@ def test_a_prompt_seen_before_is_counted_as_cached_once(serve):
 
 
 def test_a_cache_that_is_off_finds_nothing(serve):
-    server = serve(prefix_cache_gib=0, prefix_min_tokens=64)
+    server = serve(placement="inline", prefix_cache_gib=0, prefix_min_tokens=64)
     for _ in range(2):
         assert cached(complete(server)[1]) == 0
     assert server.metrics()["prefix_cache"]["enabled"] is False
 
 
 def test_a_request_that_takes_longer_than_it_may(serve):
-    server = serve(step_ms=40)
+    server = serve(placement="inline", step_ms=40)
     begun = time.monotonic()
     status, answer = complete(server, "hi", max_tokens=500, timeout_s=0.4)
     assert status == 504
@@ -89,21 +89,27 @@ def test_a_request_that_takes_longer_than_it_may(serve):
 
 
 def test_who_has_priority_is_served_first(serve):
-    server = serve(step_ms=20, max_concurrency=1)
+    server = serve(placement="inline", step_ms=20, max_concurrency=1)
     order = []
+
+    def wait(name, count):
+        deadline = time.monotonic() + 10
+        while server.metrics()["scheduler"][name] < count:
+            assert time.monotonic() < deadline, server.log
+            time.sleep(0.01)
 
     def run(name, **more):
         complete(server, name, **more)
         order.append(name)
 
-    threads = [threading.Thread(target=run, args=("first",), kwargs={"max_tokens": 40})]
+    threads = [threading.Thread(target=run, args=("first",), kwargs={"max_tokens": 50})]
     threads[0].start()
-    time.sleep(0.3)
-    for name, priority in (("low", -5), ("usual", 0), ("high", 7)):
+    wait("active", 1)
+    for waiting, (name, priority) in enumerate((("low", -5), ("usual", 0), ("high", 7)), start=1):
         thread = threading.Thread(target=run, args=(name,), kwargs={"priority": priority})
         thread.start()
         threads.append(thread)
-        time.sleep(0.05)
+        wait("queued", waiting)
     for thread in threads:
         thread.join()
     assert order == ["first", "high", "usual", "low"]
@@ -112,7 +118,12 @@ def test_who_has_priority_is_served_first(serve):
 
 def test_under_grow_more_are_served_at_once_and_one_gives_way_by_name(serve):
     server = serve(
-        admission="grow", admission_window=64, kv_capacity=1024, step_ms=2, prefix_cache_gib=0
+        placement="inline",
+        admission="grow",
+        admission_window=64,
+        kv_capacity=1024,
+        step_ms=0.5,
+        prefix_cache_gib=0,
     )
     answers = {}
 

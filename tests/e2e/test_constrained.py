@@ -36,7 +36,7 @@ def model_dir(tiny, tmp_path_factory):
 def babbling(serve_module, model_dir):
     """A server whose model says other things."""
     ids = Tokenizer.load(model_dir).encode("nothing of the kind, ever. ")
-    return serve_module(script=[{"ids": ids, "per_step": [2]}], model=str(model_dir))
+    return serve_module(model_dir, [{"ids": ids, "per_step": [2]}], placement="inline")
 
 
 def ask(server, **more):

@@ -53,7 +53,7 @@ def settle(server, name: str, least: int):
 
 
 def test_what_memory_gave_up_comes_back_from_disk_and_outlives_the_server(tier, tmp_path):
-    server = tier("glm-4.7-bf16")
+    server = tier("glm-4.7-bf16", placement="inline")
     wanted, cached = ask(server, FIRST)
     assert cached == 0
     settle(server, "spilled", 1)
@@ -64,7 +64,7 @@ def test_what_memory_gave_up_comes_back_from_disk_and_outlives_the_server(tier, 
     assert (found["restore_failed"], found["spill_failed"]) == (0, 0)
     assert server.stop() == 0
 
-    again = tier("glm-4.7-bf16")
+    again = tier("glm-4.7-bf16", placement="inline")
     assert ask(again, FIRST) == (wanted, 448)
     assert settle(again, "restored", 1)["bytes_read"] > 0
     assert again.stop() == 0
@@ -75,7 +75,7 @@ def test_what_memory_gave_up_comes_back_from_disk_and_outlives_the_server(tier, 
     for at in range(100, len(data), 4096):
         data[at] ^= 1
     slab.write_bytes(data)
-    damaged = tier("glm-4.7-bf16")
+    damaged = tier("glm-4.7-bf16", placement="inline")
     assert ask(damaged, FIRST) == (wanted, 0)
     assert settle(damaged, "restore_failed", 1)["restored"] == 0
     assert damaged.stop() == 0
@@ -84,7 +84,7 @@ def test_what_memory_gave_up_comes_back_from_disk_and_outlives_the_server(tier, 
 
 
 def test_ranks_with_recurrent_state_bring_it_back_together(tier):
-    server = tier("qwen3.8-27b-bf16", world_size=2)
+    server = tier("qwen3.8-27b-bf16", world_size=2, placement="inline")
     wanted, _ = ask(server, FIRST)
     settle(server, "spilled", 1)
     for other in (SECOND, THIRD):

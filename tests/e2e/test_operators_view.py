@@ -21,7 +21,7 @@ def ask(server, **more):
 
 
 def test_the_log_tells_start_admission_retirement_and_rates_but_no_text(serve):
-    server = serve(stats_interval_s=0.3, step_ms=5)
+    server = serve(placement="inline", stats_interval_s=0.3, step_ms=5)
     status, answer = ask(server, **{f"my {SECRET}": 1})
     assert status == 200
     time.sleep(0.5)
@@ -58,7 +58,7 @@ def test_json_lines_hold_the_same_as_fields(serve):
 
 
 def test_metrics_count_what_happened(serve):
-    server = serve()
+    server = serve(placement="inline")
     for _ in range(3):
         timings = ask(server, n=2)[1]["timings"]
         assert timings["predicted_n"] == 24
@@ -84,7 +84,12 @@ def test_metrics_count_what_happened(serve):
 
 
 def test_metrics_tell_a_prompt_that_is_being_read(serve):
-    server = serve(step_ms=150, kv_capacity=65536, flags=("--metrics-compat", "vllm"))
+    server = serve(
+        placement="inline",
+        step_ms=150,
+        kv_capacity=65536,
+        flags=("--metrics-compat", "vllm"),
+    )
     long = {"messages": [{"role": "user", "content": "a long story " * 1200}], "max_tokens": 2}
     thread = threading.Thread(target=ask, args=(server,), kwargs=long)
     thread.start()
@@ -113,7 +118,7 @@ def test_metrics_tell_a_prompt_that_is_being_read(serve):
 
 
 def test_a_silent_stream_is_kept_alive(serve):
-    server = serve(step_ms=2500)
+    server = serve(placement="inline", step_ms=2300)
     body = {
         "model": server.model(),
         "prompt": "x",
@@ -157,7 +162,7 @@ def test_a_long_prompt_on_its_way_in_holds_up_no_stream(serve):
 
 
 def test_metrics_show_what_waits_and_what_is_read_while_a_step_runs(serve):
-    server = serve(step_ms=400, max_concurrency=1)
+    server = serve(placement="inline", step_ms=400, max_concurrency=1)
     short = {"max_tokens": 2}
     threads = [threading.Thread(target=ask, args=(server,), kwargs=short) for _ in range(2)]
     seen = set()

@@ -27,7 +27,8 @@ def answers(server) -> list[str]:
 
 def test_answers_are_those_of_one_step_at_a_time(serve):
     plain, ahead = (
-        answers(serve(script=LINES, max_concurrency=4, pipeline_depth=depth)) for depth in (0, 1)
+        answers(serve(script=LINES, placement=place, max_concurrency=4, pipeline_depth=depth))
+        for place, depth in (("inline", 0), ("processes", 1))
     )
     assert plain == ahead
     assert len(set(plain)) == 6

@@ -98,18 +98,28 @@ def test_all_ranks_do_the_same_under_a_random_load(serve, world, requests):
     assert all(stream == streams[0] for stream in streams)
 
 
-def test_one_process_a_rank_serves_too(serve):
-    server = serve(world_size=2, placement="inline")
+DRAWN = {"temperature": 1.0, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(serve_module):
+    """What a world of one process a rank that served to its end answered, and its log."""
+    server = serve_module(world_size=2, placement="inline")
     assert len(server.family()) == 2
-    with complete(server, max_tokens=9) as answer:
-        assert json.load(answer)["usage"]["completion_tokens"] == 9
+    with complete(server, max_tokens=1000, **DRAWN) as answer:
+        found = json.load(answer)
+    assert found["usage"]["completion_tokens"] == 1000
     assert server.stop() == 0
-    assert "op streams of 2 ranks: identical" in server.log
+    return found["choices"][0]["text"], server.log
+
+
+def test_one_process_a_rank_serves_too(undisturbed):
+    assert "op streams of 2 ranks: identical" in undisturbed[1]
 
 
 def open_stream(server):
     """A stream that would run for long; the response, after its first event."""
-    answer = complete(server, max_tokens=4000, stream=True, temperature=1.0, seed=5)
+    answer = complete(server, max_tokens=4000, stream=True, **DRAWN)
     return answer, answer.readline()
 
 
@@ -136,7 +146,7 @@ def drills():
 
 
 @pytest.mark.parametrize(("rank", "role", "how"), drills())
-def test_the_end_of_any_process_of_any_rank_ends_the_world(serve, rank, role, how):
+def test_the_end_of_any_process_of_any_rank_ends_the_world(serve, undisturbed, rank, role, how):
     server = serve(world_size=2, step_ms=5)
     stream, first = open_stream(server)
     family = server.family()
@@ -160,12 +170,10 @@ def test_the_end_of_any_process_of_any_rank_ends_the_world(serve, rank, role, ho
         assert tail.endswith(b"data: [DONE]\n\n")
         assert f"rank {rank}".encode() in tail
     print(f"{role} of rank {rank}, {how}: gone after {took:.2f} s")
-    replayed = serve(world_size=2)
-    with complete(replayed, max_tokens=1000, temperature=1.0, seed=5) as answer:
-        whole = json.load(answer)["choices"][0]["text"]
     said = texts(tail)
     assert said
-    assert whole.startswith(said)
+    # Asked again, it is said again.
+    assert undisturbed[0].startswith(said)
 
 
 def is_alive(process):

@@ -24,9 +24,9 @@ def token(tmp_path):
     return make
 
 
-def start(serve, rank, port, flags=(), **engine):
+def start(serve, rank, port, flags=(), placement="inline", **engine):
     flags = ("--rank", str(rank), "--journal-port", str(port), *flags)
-    return serve(ready=False, world_size=2, flags=flags, **engine)
+    return serve(ready=False, world_size=2, flags=flags, placement=placement, **engine)
 
 
 def wait_for(server, text, seconds=30):
@@ -41,8 +41,9 @@ def test_ranks_started_apart_join_serve_and_end_together(serve, token):
     file = token("token", "a secret of sixteen or more bytes")
     # The later rank first; it was told something else, and to answer metrics.
     flags = ("--metrics-port", str(metrics))
-    second = start(serve, 1, port, flags, cluster_token_file=file, max_concurrency=5)
-    first = start(serve, 0, port, cluster_token_file=file, max_concurrency=3)
+    engine = {"placement": "processes", "cluster_token_file": file}
+    second = start(serve, 1, port, flags, max_concurrency=5, **engine)
+    first = start(serve, 0, port, max_concurrency=3, **engine)
     first.wait_ready()
     assert "settings of rank 0 hold: engine.max_concurrency" in second.log
     assert "rank 1 came with other settings and adopts rank 0's" in first.log
@@ -81,13 +82,13 @@ def samples(text, name):
 def test_a_wrong_token_is_named_on_both_sides(serve, token):
     (port,) = free_ports(1)
     good, bad = token("good", "a" * 20), token("bad", "b" * 20)
-    first = start(serve, 0, port, cluster_token_file=good, rendezvous_timeout_ms=6000)
-    wait_for(first, "engine scripted")
     second = start(serve, 1, port, cluster_token_file=bad)
+    wait_for(second, f"rank 1 looks for rank 0 at 127.0.0.1:{port}")
+    first = start(serve, 0, port, cluster_token_file=good, rendezvous_timeout_ms=1500)
     assert second.process.wait(20) == 1
     assert "rank 0 turned rank 1 away: wrong cluster token" in second.log
     assert first.process.wait(20) == 1
-    assert "not all ranks came within 6 s: joined: none; missing: 1; last turned" in first.log
+    assert "not all ranks came within 1.5 s: joined: none; missing: 1; last turned" in first.log
     assert "Traceback" not in first.log + second.log
 
 

@@ -25,10 +25,9 @@ def model(tmp_path):
     return file
 
 
-def start(serve, model, world):
-    return serve(
-        model=model, backend="cpu", load="dummy", kv_capacity=1024, threads=1, world_size=world
-    )
+def start(serve, model, **engine):
+    sizes = {"kv_capacity": 1024, "threads": 1, "world_size": 2}
+    return serve(model=model, backend="cpu", load="dummy", **sizes, **engine)
 
 
 def answers(server):
@@ -56,7 +55,7 @@ def answers(server):
 
 def test_two_ranks_agree_on_every_step(serve, model):
     # Random weights are drawn by each rank for its own part, so one rank says something else.
-    server = start(serve, model, 2)
+    server = start(serve, model, placement="inline")
     said = answers(server)
     assert all(said)
     assert answers(server) == said
@@ -77,7 +76,7 @@ def test_two_ranks_agree_on_every_step(serve, model):
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 def test_an_engine_that_falls_in_a_collective_ends_the_world(serve, model, how):
-    server = start(serve, model, 2)
+    server = start(serve, model)
     family = server.family()
     body = {
         "model": server.model(),

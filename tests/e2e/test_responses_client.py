@@ -9,8 +9,6 @@ import pytest
 from pydantic import BaseModel
 
 from dgpp.text.tokenizer import Tokenizer
-from tests.e2e.test_anthropic_client import TEXT
-from tests.e2e.test_anthropic_client import model_dir as model_dir
 
 TOOL = {
     "type": "function",
@@ -21,13 +19,6 @@ TOOL = {
         "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
     },
 }
-
-
-@pytest.fixture(scope="module")
-def talking(serve_module, model_dir):
-    tokenizer = Tokenizer.load(model_dir)
-    ids = [*tokenizer.encode(TEXT), min(tokenizer.stop_ids)]
-    return serve_module(script=[{"ids": ids, "per_step": [1, 5, 2]}], model=str(model_dir))
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +83,11 @@ class Weather(BaseModel):
     sky: Literal["blue", "grey"]
 
 
-def test_structured_outputs_parse(serve, model_dir):
+def test_structured_outputs_parse(serve, thinking_dir):
     babbling = serve(
-        script=[{"ids": Tokenizer.load(model_dir).encode("so</think>", controls=True)}],
-        model=str(model_dir),
+        script=[{"ids": Tokenizer.load(thinking_dir).encode("so</think>", controls=True)}],
+        model=thinking_dir,
+        placement="inline",
     )
     with openai.OpenAI(base_url=babbling.base + "/v1", api_key="none", max_retries=0) as client:
         messages = [{"role": "user", "content": "x"}]
