@@ -8,11 +8,11 @@ host use: the bits are theirs.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from dgpp.net.host import Bytes
+from dgpp.net.rows import Sum
 from dgpp.net.verbs.slots import Ends, Mark, Until
 from kernels_numba.cpu import bus, exchange
 from kernels_numba.cpu.memory import Block, allocate
@@ -21,32 +21,6 @@ WORD = 8
 _F32 = 4
 
 Steps = Generator[Until, None, None]
-Bytes = npt.NDArray[np.uint8]
-
-
-class Sum(NamedTuple):
-    """out[r] = Σ over ranks of partial[r] (+ out[r]) for `rows` rows of `width` values, `wire`
-    bytes each on their way; `partial` and `out` are addresses of float32 rows."""
-
-    rows: int
-    width: int
-    wire: int
-    partial: int
-    partial_stride: int
-    out: int
-    out_stride: int
-    add: bool
-
-    @property
-    def bytes(self) -> int:
-        return self.rows * self.width * self.wire
-
-    def piece(self, first: int, rows: int) -> Sum:
-        return self._replace(
-            rows=rows,
-            partial=self.partial + first * self.partial_stride,
-            out=self.out + first * self.out_stride,
-        )
 
 
 def whole_words(size: int) -> int:

@@ -34,6 +34,9 @@ class World:
     def submit(self, function: Callable[[ShmCollective], Any]) -> list[Any]:
         return [self.pool.submit(function, rank) for rank in self.ranks]
 
+    def errors(self, function: Callable[[ShmCollective], Any]) -> list[BaseException | None]:
+        return [future.exception(60) for future in self.submit(function)]
+
     def close(self) -> None:
         for rank in self.ranks:
             rank.close()

@@ -13,10 +13,11 @@ from ranks import SMALL
 from sum_oracles import in_rank_order
 
 from dgpp.net.collective import Wire
+from dgpp.net.rows import Sum
 from dgpp.net.verbs import sums
 from dgpp.net.verbs.slab import State
 from dgpp.net.verbs.slots import Ends, Mark
-from dgpp.net.verbs.sums import Scratch, Sum
+from dgpp.net.verbs.sums import Scratch
 
 MOST_STEPS = 60_000
 FIRST = 2**62
