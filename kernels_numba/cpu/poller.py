@@ -29,14 +29,14 @@ LINK_WORDS = 32
 (
     PAIR, POST_SEND, POST_RECEIVE, LKEY, RKEY, DEPTH, READY, RELEASED, SLOTS, STRIDE, SEND,
     SEND_CELLS, STAGED, FAR_RECEIVE, FAR_CELLS, FAR_CREDITS, LINE, FAR_LINE, PACE_PS, MOST_OUT,
-    POSTED, CREDITED, WORK, SIGNALED, DONE, DUE_NS, TELL, TOLD, DEAD,
-) = range(29)  # fmt: skip
+    POSTED, CREDITED, WORK, SIGNALED, DONE, ARRIVED, DUE_NS, TELL, TOLD, DEAD,
+) = range(30)  # fmt: skip
 """A link's words: the queue pair, its functions, keys, and how much work it takes; where the engine
 counts the channel's messages; its rows here, and there; this rank's line here and there;
-picoseconds a byte when paced, and most work that may be out when a message follows. Then what the
+picoseconds a byte when paced, and the most messages that may be out, 0 for no limit. Then what the
 loop keeps: messages and credits posted, work posted, the last work that reports and the last known
-to be done, when the next message may go; whether to write the line, the work that last did, and
-whether the link is used no more."""
+to be done, messages known to have arrived where they are limited, when the next one may go; whether
+to write the line, the work that last did, and whether the link is used no more."""
 
 LOOP_WORDS = 24
 (
@@ -53,9 +53,10 @@ DUE, IDLE, FAILURE = 0, 1, 2
 """Why the loop returned: the time is up, nothing to do for long, work failed."""
 REFUSED = 1 << 16
 """A status above all of the library's: a post was refused with this errno more."""
-PLACE, RECEIVE = 48, 1 << 47
-"""In a work's number: the link stands above, a receive has the bit, else its count of work."""
-_COUNT = RECEIVE - 1
+PLACE, RECEIVE, _MESSAGE = 48, 1 << 47, 1 << 46
+"""In a work's number: the link stands above, a receive has a bit and the end of a message that is
+counted when it arrives another; below is the count of work."""
+_COUNT = _MESSAGE - 1
 _REPORTS = 4
 """Work reports at least this often in a queue's depth."""
 _FUTEX_WAKE, _EVERYBODY, _MONOTONIC = 1, 2**31 - 1, 1
@@ -82,7 +83,8 @@ def _write(
     loop: int, place: int, request: int, start: int, length: int, remote: int, report: int,
     told: int,
 ) -> None:  # fmt: skip
-    """Count and set one write. What reports lets the adapter forget all work before it."""
+    """Count and set one write. What reports lets the adapter forget all work before it; where
+    `report` is _MESSAGE the link's messages that arrived are counted by it."""
     g = view_i64(loop, LOOP_WORDS)
     link = view_i64(g[LINKS] + 8 * LINK_WORDS * place, LINK_WORDS)
     link[WORK] += 1
@@ -90,8 +92,8 @@ def _write(
     if signaled != 0:
         link[SIGNALED] = link[WORK]
     set_write(
-        g[REQUESTS], request, place << PLACE | (link[WORK] & _COUNT), start, length, link[LKEY],
-        remote, link[RKEY], signaled, told,
+        g[REQUESTS], request, place << PLACE | (report & _MESSAGE) | (link[WORK] & _COUNT), start,
+        length, link[LKEY], remote, link[RKEY], signaled, told,
     )  # fmt: skip
 
 
@@ -112,8 +114,7 @@ def _post_message(loop: int, place: int, slot: int, length: int) -> int:
     g = view_i64(loop, LOOP_WORDS)
     link = view_i64(g[LINKS] + 8 * LINK_WORDS * place, LINK_WORDS)
     step, cells = link[STRIDE] * slot, CELL_BYTES * slot
-    # A paced pool is one of large messages: each reports, so that few are out at once.
-    report = int(link[MOST_OUT] < link[DEPTH])
+    report = _MESSAGE if link[MOST_OUT] > 0 else 0
     if length > 0:
         size = (length + 7) // 8 * 8
         _write(loop, place, 0, link[SEND] + step, size, link[FAR_RECEIVE] + step, 0, 0)
@@ -132,8 +133,9 @@ def _post_messages(loop: int, place: int) -> int:
     link = view_i64(g[LINKS] + 8 * LINK_WORDS * place, LINK_WORDS)
     ready, worked = load_acquire(link[READY]), 0
     while link[POSTED] < ready:
-        out = link[WORK] - link[DONE]
-        if out + 2 > link[DEPTH] or out >= link[MOST_OUT]:
+        # Credits count only as work: they may report later than any message that waits here.
+        full = link[MOST_OUT] > 0 and link[POSTED] - link[ARRIVED] >= link[MOST_OUT]
+        if full or link[WORK] - link[DONE] + 2 > link[DEPTH]:
             break
         now = 0
         if link[PACE_PS] > 0:
@@ -202,6 +204,7 @@ def _note(loop: int, completion: int) -> int:
         return _fail(loop, place, status, vendor_of(completion))
     if number & RECEIVE == 0:
         link[DONE] = number & _COUNT
+        link[ARRIVED] += int(number & _MESSAGE != 0)
         return 0
     g[RECEIVED] += 1
     refused = post_receive(link[POST_RECEIVE], link[PAIR], g[REQUESTS], number)

@@ -18,7 +18,6 @@ from kernels_numba.cpu.requests import REQUEST_WORDS, WC_WORDS
 
 BULK_OUT = 4
 """Messages of a bulk channel that may be on their way at once."""
-WORKS_PER_MESSAGE = 2
 
 
 class Carrier:
@@ -172,7 +171,7 @@ def _fill(record: np.ndarray, link: Link, slab: BusSlab, pace: int) -> None:
         (poller.LINE, link.start + line),
         (poller.FAR_LINE, link.remote + line),
         (poller.PACE_PS, pace if bulk else 0),
-        (poller.MOST_OUT, WORKS_PER_MESSAGE * BULK_OUT if bulk else link.depth),
+        (poller.MOST_OUT, BULK_OUT if bulk else 0),
     ):
         record[word] = value
 
