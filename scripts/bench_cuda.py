@@ -18,6 +18,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+from bench_graph import recorded
 
 from kernels_numba.gpu.backend import CudaBackend
 from kernels_numba.gpu.rates import CudaYardstick
@@ -28,29 +29,17 @@ L2_TIMES = 6 * 60 << 20
 FEW = 64
 
 
-def recorded(backend: CudaBackend, calls: list[Callable[[], None]]) -> Callable[[int], float]:
-    """Seconds per replay of what `calls` enqueue, recorded as one graph."""
-    stream = backend._stream
-    with stream:
+def replayed(backend: CudaBackend, calls: list[Callable[[], None]]) -> Callable[[int], float]:
+    """Seconds per replay of what `calls` enqueue, as one graph."""
+
+    def enqueue() -> None:
         for call in calls:
             call()
-        stream.synchronize()
-        stream.begin_capture()
-        for call in calls:
-            call()
-        graph = stream.end_capture()
 
-    def replay(times: int) -> float:
-        start, end = cupy.cuda.Event(), cupy.cuda.Event()
-        graph.launch(stream)
-        start.record(stream)
-        for _ in range(times):
-            graph.launch(stream)
-        end.record(stream)
-        end.synchronize()
-        return cupy.cuda.get_elapsed_time(start, end) / 1e3 / times
-
-    return replay
+    with backend._stream:
+        # Kernels are compiled and scratch is taken before the stream is recorded.
+        enqueue()
+        return recorded(backend._stream, enqueue)
 
 
 def measure(form: Form, n: int, k: int, counts: list[int], copy: float) -> list[dict[str, Any]]:
@@ -67,7 +56,7 @@ def measure(form: Form, n: int, k: int, counts: list[int], copy: float) -> list[
         rows.count = count
         backend.begin(rows)
         calls = [partial(backend.linear, rows, x, matrix, out) for matrix in matrices]
-        replay = recorded(backend, calls)
+        replay = replayed(backend, calls)
         seconds = statistics.median(replay(5 if count > FEW else 20) for _ in range(5))
         seconds /= len(matrices)
         result = {"form": form.name, "shape": f"{n}x{k}", "rows": count, "us": seconds * 1e6}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from bench_host import serving
+from bench_server import scripted, serving
 
 from dgpp.bench.table import aligned
 from dgpp.grammar.answer import Wanted, answer_grammar
@@ -133,7 +133,7 @@ def serve(model: str) -> None:
     """The wait for a first token, plain and constrained in turn, once the grammar is known."""
     schema = {"name": "a", "strict": True, "schema": SCHEMA}
     constrained = {"response_format": {"type": "json_schema", "json_schema": schema}}
-    with serving(model, 2, 5.0) as port:
+    with serving(model, scripted(2, 5.0)) as port:
         waits: dict[str, list[float]] = {"plain": [], "constrained": []}
         for turn in range(52):
             for name, body in (("plain", {}), ("constrained", constrained)):

@@ -12,63 +12,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import signal
 import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
+
+from bench_server import scripted, serving
 
 STAMP = b": committed "
-
-
-@contextlib.contextmanager
-def serving(model: str, streams: int, step_ms: float) -> Iterator[int]:
-    """A server with the scripted engine on a free port; the port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    engine = {
-        "backend": "scripted",
-        "step_ms": step_ms,
-        "max_concurrency": streams,
-        "kv_capacity": streams * 4096,
-        "stats_interval_s": 0,
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "scripted.json"
-        config.write_text(json.dumps({"model": model, "world_size": 1, "engine": engine}))
-        server = subprocess.Popen(
-            [sys.executable, "-m", "dgpp", "run", str(config), "--port", str(port)],
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            wait_ready(port, server)
-            yield port
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(60)
-
-
-def wait_ready(port: int, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise SystemExit(f"the server exited with status {server.returncode}")
-        with (
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer,
-        ):
-            if answer.status == 200:
-                return
-        time.sleep(0.05)
-    raise SystemExit("the server was not ready in 60 s")
 
 
 def request(model: str, tokens: int, *, stamps: bool) -> bytes:
@@ -153,10 +104,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1000)
     options = parser.parse_args()
     if options.what == "latency":
-        with serving(options.model, 1, 4.0) as port:
+        with serving(options.model, scripted(1, 4.0)) as port:
             figures = latency(port, options.model, options.tokens)
     else:
-        with serving(options.model, 16, 0.0) as port:
+        with serving(options.model, scripted(16, 0.0)) as port:
             figures = asyncio.run(receive_all(port, options.model, 16, options.tokens))
     print(json.dumps({"measured": options.what, **figures}))
 

@@ -9,59 +9,17 @@ the median times to the first token, cold and from the prefix cache, and their r
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import random
-import signal
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from bench_server import serving
 
 WORDS = ("time", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
 QUESTIONS = ("Summarise the text in one word.", "Which word comes first in it?")
-
-
-@contextlib.contextmanager
-def serving(model: str, engine: dict[str, Any]) -> Iterator[int]:
-    """`dgpp run` on a free port; the port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "bench.json"
-        config.write_text(json.dumps({"model": model, "world_size": 1, "engine": engine}))
-        server = subprocess.Popen(
-            [sys.executable, "-m", "dgpp", "run", str(config), "--port", str(port)],
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            wait_ready(port, server)
-            yield port
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(60)
-
-
-def wait_ready(port: int, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            raise SystemExit(f"the server exited with status {server.returncode}")
-        with (
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer,
-        ):
-            if answer.status == 200:
-                return
-        time.sleep(0.1)
-    raise SystemExit("the server was not ready in 300 s")
 
 
 def first_token(port: int, model: str, text: str, question: str) -> tuple[float, dict[str, Any]]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import cupy
+from bench_graph import recorded
 
 from dgpp.bench.drive import Driver
 from dgpp.cli.bench import _engine, _Wanted
@@ -67,32 +67,20 @@ def noted(driver: Driver, context: int, batch: int) -> list[Launch]:
     return [held for held in seen if key_of(held)[1] != "begin_step"]
 
 
-def recorded(engine: ModelEngine, launches: Iterable[Launch]) -> Callable[[int], float]:
+def replayed(engine: ModelEngine, launches: Iterable[Launch]) -> Callable[[int], float]:
     """Seconds per replay of `launches` as one graph."""
-    stream = engine.backend._stream
+
+    def enqueue() -> None:
+        for arguments, more in launches:
+            engine.backend._kernels.launch(*arguments, **more)
+
     engine.backend._enter()
-    stream.synchronize()
-    stream.begin_capture()
-    for arguments, more in launches:
-        engine.backend._kernels.launch(*arguments, **more)
-    graph = stream.end_capture()
-
-    def replay(times: int) -> float:
-        start, end = cupy.cuda.Event(), cupy.cuda.Event()
-        graph.launch(stream)
-        start.record(stream)
-        for _ in range(times):
-            graph.launch(stream)
-        end.record(stream)
-        end.synchronize()
-        return cupy.cuda.get_elapsed_time(start, end) / 1e3 / times
-
-    return replay
+    return recorded(engine.backend._stream, enqueue)
 
 
 def timed(engine: ModelEngine, launches: Iterable[Launch]) -> float:
     """Microseconds of a step of `launches`: the median of several runs."""
-    replay = recorded(engine, launches)
+    replay = replayed(engine, launches)
     return 1e6 * statistics.median(replay(REPLAYS) for _ in range(RUNS))
 
 
@@ -118,7 +106,7 @@ def timeline(engine: ModelEngine, launches: list[Launch]) -> None:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    replay = recorded(engine, launches)
+    replay = replayed(engine, launches)
     replay(3)
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
