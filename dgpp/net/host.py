@@ -5,37 +5,23 @@ from __future__ import annotations
 import abc
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dgpp.net.collective import CollectiveStatistics, Wire, require_same_width
 from dgpp.net.errors import CollectiveError, CollectiveMismatchError, PeerLeftError
+from dgpp.net.lines import Lines
 from dgpp.net.rows import Sum
 from dgpp.net.tags import Kind, describe, mismatch, tag
 from dgpp.net.tally import Tally
-from dgpp.net.watch import RENDEZVOUS_S, Beater, Beats, Limits, Patience, await_all
+from dgpp.net.watch import RENDEZVOUS_S, Beater, Limits, Patience, await_all
 from kernels_numba.backend import Backend, Tensor
 from kernels_numba.cpu.memory import Block
 from kernels_numba.picks import Picker
 
 Bytes = npt.NDArray[np.uint8]
-
-
-class Lines(Beats, Protocol):
-    """Shared memory in which each rank says how it is."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world(self) -> int: ...
-    def enter(self) -> None: ...
-    def beat(self) -> None: ...
-    def leave(self) -> None: ...
-    def blame(self, rank: int) -> None: ...
-    def blamed(self, rank: int) -> int: ...
-    def close(self) -> None: ...
 
 
 class HostCollective(abc.ABC):

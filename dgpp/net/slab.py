@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dgpp.net.errors import CollectiveError, CollectiveMismatchError
+from dgpp.net.lines import Lines
 from kernels_numba.meeting import LINE_BYTES
 
 SLOT_BYTES = 512 << 10
@@ -22,7 +23,7 @@ stays in a core's second-level cache."""
 VERSION = 1
 _PAGE = 4096
 # Words of a rank's line, beside those of kernels_numba.cpu.exchange.
-_BEAT, _PID, _LEFT, _BLAMED, _GEOMETRY = 8, 9, 10, 11, 24
+_SAID, _GEOMETRY = 8, 24
 _WORDS = LINE_BYTES // 8
 
 
@@ -42,7 +43,7 @@ def _lines_bytes(world: int) -> int:
     return -(-world * LINE_BYTES // _PAGE) * _PAGE
 
 
-class Slab:
+class Slab(Lines):
     """One rank's view of the whole slab. Raises CollectiveMismatchError for another size."""
 
     def __init__(self, fd: int, rank: int, world: int, slot_bytes: int = SLOT_BYTES) -> None:
@@ -55,10 +56,11 @@ class Slab:
             )
         if not 0 <= rank < world:
             raise CollectiveError(f"collective: rank {rank} of {world} does not exist")
-        self.rank, self.world, self.slot_bytes = rank, world, slot_bytes
+        self.slot_bytes = slot_bytes
         self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
-        self._words = memoryview(self._map)[: world * LINE_BYTES].cast("q")
+        words = memoryview(self._map)[: world * LINE_BYTES].cast("q")
+        super().__init__(words, [_WORDS * of + _SAID for of in range(world)], rank)
         self.lines = int(self._bytes.ctypes.data)
         self.data = self.lines + _lines_bytes(world)
         data = self._bytes[_lines_bytes(world) :]
@@ -82,48 +84,21 @@ class Slab:
                 f"collective: process {self.pid(self.rank)} is rank {self.rank} already"
             )
         for place, value in enumerate(self._shape()):
-            self._set(_GEOMETRY + place, value)
-        self._set(_BEAT, 1)
-        self._set(_PID, os.getpid())
-
-    def beat(self) -> None:
-        self._set(_BEAT, self.beats(self.rank) + 1)
-
-    def leave(self) -> None:
-        self._set(_LEFT, 1)
-
-    def blame(self, rank: int) -> None:
-        """Tell the others that the world broke by `rank`."""
-        self._set(_BLAMED, rank + 1)
-
-    def _set(self, word: int, value: int) -> None:
-        self._words[self.rank * _WORDS + word] = value
+            self._words[self._geometry(self.rank) + place] = value
+        super().enter()
 
     def _shape(self) -> tuple[int, int, int]:
         return VERSION, self.world, self.slot_bytes
 
-    # What the others say -----------------------------------------------------------------------
-
-    def _get(self, rank: int, word: int) -> int:
-        return self._words[rank * _WORDS + word]
-
-    def beats(self, rank: int) -> int:
-        return self._get(rank, _BEAT)
-
-    def pid(self, rank: int) -> int:
-        """The process of a rank, 0 before it has entered."""
-        return self._get(rank, _PID)
-
-    def left(self, rank: int) -> bool:
-        return bool(self._get(rank, _LEFT))
-
-    def blamed(self, rank: int) -> int:
-        """The rank that `rank` says broke the world, -1 for none."""
-        return self._get(rank, _BLAMED) - 1
+    @staticmethod
+    def _geometry(rank: int) -> int:
+        """Where in the words a rank says it."""
+        return _WORDS * rank + _GEOMETRY
 
     def require_same_shape(self, rank: int) -> None:
         """Raises CollectiveMismatchError where `rank` has another idea of the world."""
-        theirs = tuple(self._get(rank, _GEOMETRY + place) for place in range(3))
+        first = self._geometry(rank)
+        theirs = tuple(self._words[first + place] for place in range(3))
         if theirs != self._shape():
             names = ("version", "world", "slot bytes")
             wrong = ", ".join(
@@ -135,6 +110,6 @@ class Slab:
 
     def close(self) -> None:
         """Give the memory back as soon as no array shows it any more."""
-        self._words.release()
+        super().close()
         empty: Any = np.zeros((0, 2, 0), np.uint8)
         self.slots, self._bytes = empty, empty

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dgpp.net.errors import CollectiveMismatchError
+from dgpp.net.lines import Lines
 from dgpp.net.verbs.layout import TEXT_BYTES, Layout
 
-# Words of a rank's line, of the poller and of the engine.
-_BEAT, _PID, _LEFT, _BLAMED = range(4)
+# Words of the poller and of the engine.
 _STATE, _POLLER_BEAT, _POLLER_PID, _CULPRIT, _TEXT, _STATUS = range(6)
 _STOP, _SILENT_MS = range(2)
 
@@ -50,8 +50,8 @@ def create_bus(layout: Layout) -> BusFiles:
     return BusFiles(slab, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
 
 
-class BusSlab:
-    """One process's view of its rank's slab. Implements `dgpp.net.watch.Beats`.
+class BusSlab(Lines):
+    """One process's view of its rank's slab.
 
     Raises CollectiveMismatchError for another size.
     """
@@ -63,13 +63,15 @@ class BusSlab:
                 f"roce bus: the shared slab has {held} bytes, {layout.world} ranks with "
                 f"{layout.lanes} lanes and {layout.geometry} need {layout.bytes}"
             )
-        self.rank, self.world, self.layout = rank, layout.world, layout
+        self.layout = layout
         self.bell = os.dup(files.bell)
         self._map = mmap.mmap(files.slab, layout.bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         """uint8, the whole slab."""
         self.words = memoryview(self._map)[: layout.bytes // 8 * 8].cast("q")
         """The same as int64."""
+        lines = [layout.line(of) // 8 for of in range(layout.world)]
+        super().__init__(self.words, lines, rank)
         self.address = int(self.bytes.ctypes.data)
         header = layout.header
         self.line = self.address + layout.line(rank)
@@ -80,47 +82,9 @@ class BusSlab:
     def close(self) -> None:
         """Give the memory back as soon as no array shows it any more."""
         os.close(self.bell)
-        self.words.release()
+        super().close()
         empty: Any = np.zeros(0, np.uint8)
         self.bytes = empty
-
-    # What this rank's engine says --------------------------------------------------------------
-
-    def enter(self) -> None:
-        self._say(_BEAT, 1)
-        self._say(_PID, os.getpid())
-
-    def beat(self) -> None:
-        self._say(_BEAT, self.beats(self.rank) + 1)
-
-    def leave(self) -> None:
-        self._say(_LEFT, 1)
-
-    def blame(self, rank: int) -> None:
-        """Tell the others that the world broke by `rank`."""
-        self._say(_BLAMED, rank + 1)
-
-    def _say(self, word: int, value: int) -> None:
-        self.words[self._line_word(self.rank, word)] = value
-
-    def _line_word(self, rank: int, word: int) -> int:
-        return self.layout.line(rank) // 8 + word
-
-    # What ranks say ----------------------------------------------------------------------------
-
-    def beats(self, rank: int) -> int:
-        return self.words[self._line_word(rank, _BEAT)]
-
-    def pid(self, rank: int) -> int:
-        """The engine's process of a rank, 0 before it has entered."""
-        return self.words[self._line_word(rank, _PID)]
-
-    def left(self, rank: int) -> bool:
-        return bool(self.words[self._line_word(rank, _LEFT)])
-
-    def blamed(self, rank: int) -> int:
-        """The rank that `rank` says broke the world, -1 for none."""
-        return self.words[self._line_word(rank, _BLAMED)] - 1
 
     # Between engine and poller -----------------------------------------------------------------
 
