@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -34,6 +34,9 @@ class Interruption:
             os.write(_STDERR, b"stopping: what was started is being ended\n")
         self._number = self._number or number
 
+    def __bool__(self) -> bool:
+        return self._number != 0
+
     def check(self) -> None:
         """Raises StoppedError if one has come."""
         if self._number:
@@ -45,17 +48,39 @@ def noted() -> Iterator[Interruption]:
     """Signals that would end this process are noted while this lasts, those that it ignores are
     not. A request that is under way is so never cut in two: what it starts is known."""
     found = Interruption()
+    with _heard(found.note):
+        yield found
 
-    def note(number: int, _frame: FrameType | None) -> None:
-        found.note(number)
+
+@contextmanager
+def raised() -> Iterator[None]:
+    """The first signal that would end this process is a StoppedError where it comes, so that what
+    is half done is undone; later ones leave that its time."""
+    found = Interruption()
+
+    def stop(number: int) -> None:
+        if not found:
+            found.note(number)
+            found.check()
+
+    with _heard(stop):
+        yield
+
+
+@contextmanager
+def _heard(hear: Callable[[int], None]) -> Iterator[None]:
+    """`hear` instead of what signals do by themselves."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        hear(number)
 
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, note)
+                before[number] = signal.signal(number, handle)
     try:
-        yield found
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from contextlib import suppress
@@ -13,6 +14,10 @@ from dgpp.cluster.messages import Start
 from dgpp.cluster.place import Place
 from dgpp.cluster.record import ProcessRecord, boot_id, start_ticks, write_record
 from dgpp.config.version import version
+
+_WHEN_REMEMBERED = 'read -r _ && exec "$@" </dev/null'
+"""For sh: what follows is run once its record is written, and never where the launcher is killed
+before that. What nobody remembers could not be ended."""
 
 _children: list[subprocess.Popen[bytes]] = []
 """Ranks that this very process started, until their remains are cleared away."""
@@ -75,37 +80,41 @@ def _start(request: Start) -> ProcessRecord:
         request.source,
         tuple(command),
     )
+    assert process.stdin is not None
     try:
         write_record(place.record(rank), record)
+        process.stdin.write(b"\n")
     except BaseException:
-        # What is not remembered could not be ended later.
         process.kill()
         process.wait()
         raise
+    finally:
+        process.stdin.close()
     return record
 
 
 def _spawn(
     command: list[str], environment: dict[str, str], log: Path, folder: Path
 ) -> subprocess.Popen[bytes]:
-    """A process of a session of its own that speaks to `log` alone."""
+    """A process of a session of its own that speaks to `log` alone, and waits for a line."""
+    if shutil.which(command[0], path=environment.get("PATH")) is None:
+        raise ClusterError(
+            f"{command[0]}: no program that this user may run; install that dgpp on every node, or "
+            "name --bin"
+        )
     if log.exists():
         log.replace(log.with_suffix(".log.1"))
     with log.open("ab") as out:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ClusterError(
-                f"{command[0]}: {error.strerror} (install that dgpp on every node, or name --bin)"
-            ) from error
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", _WHEN_REMEMBERED, "sh", *command],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
     _children.append(process)
     return process
 

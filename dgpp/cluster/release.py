@@ -25,8 +25,11 @@ from typing import IO
 import zstandard
 
 from dgpp.cluster.errors import ClusterError
+from dgpp.cluster.interruption import raised
 
 MANIFEST = "MANIFEST.sha256"
+UNFINISHED = ".unfinished"
+"""In a release until all of it is there."""
 MANIFEST_BYTES = 16 << 20
 MOST_BYTES = 64 << 30
 """No archive unpacks to more."""
@@ -44,29 +47,47 @@ def install(archive: Path, releases: Path) -> tuple[str, Path]:
     """Unpack and prove `archive`, and make its programs in `releases`/VERSION; the version and
     where its dgpp is. A release is either whole or absent. Raises ReleaseError."""
     try:
-        releases.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(releases):
-            for left in releases.glob(".*.partial"):
-                shutil.rmtree(left)
-            return _install(archive, releases)
+        with raised():
+            releases.mkdir(parents=True, exist_ok=True)
+            with _one_at_a_time(releases) as lock:
+                _sweep(releases)
+                return _install(archive, releases, lock)
     except OSError as error:
         raise ReleaseError(f"{error.filename or archive}: {error.strerror or error}") from error
 
 
-def _install(archive: Path, releases: Path) -> tuple[str, Path]:
-    partial = releases / f".{os.getpid()}.partial"
+def _sweep(releases: Path) -> None:
+    """Remove what installs have left that were killed."""
+    for left in releases.glob(".*.partial"):
+        shutil.rmtree(left)
+    for mark in releases.glob(f"[!.]*/{UNFINISHED}"):
+        partial = _partial(releases)
+        mark.parent.rename(partial)
+        shutil.rmtree(partial)
+
+
+def _partial(releases: Path) -> Path:
+    """The name of what is no release yet, or no more."""
+    return releases / f".{os.getpid()}.partial"
+
+
+def _install(archive: Path, releases: Path, lock: int) -> tuple[str, Path]:
+    partial = _partial(releases)
     try:
         version = unpack_proved(archive, partial)
         target = releases / version
         if target.exists():
             raise ReleaseError(f"{target} is there already; remove it to install {version} anew")
         # An environment names its own place: it is made where it will stay.
+        (partial / UNFINISHED).touch()
         partial.rename(target)
         try:
-            _make_programs(target)
+            _make_programs(target, lock)
             _add_pages(target)
+            (target / UNFINISHED).unlink()
         except BaseException:
-            shutil.rmtree(target)
+            # By one step, so that half of it is never taken for a release.
+            target.rename(partial)
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -102,7 +123,11 @@ def installed(releases: Path) -> list[str]:
     """The versions in `releases`, in order of their names."""
     if not releases.is_dir():
         return []
-    return sorted(f.name for f in releases.iterdir() if (f / "venv" / "bin" / "dgpp").exists())
+    return sorted(
+        folder.name
+        for folder in releases.iterdir()
+        if (folder / "venv" / "bin" / "dgpp").exists() and not (folder / UNFINISHED).exists()
+    )
 
 
 def unpack(archive: Path, target: Path) -> str:
@@ -191,28 +216,37 @@ def _write(stream: IO[bytes], file: Path, mode: int, hasher: Executor) -> str:
     return digest.hexdigest()
 
 
-def _make_programs(release: Path) -> None:
+def _make_programs(release: Path, lock: int) -> None:
     """An environment of its own, from the release's wheels alone. Modules are compiled by as many
     processes as there are cores, where pip takes one."""
     place = release / "venv"
-    venv.create(place, with_pip=True, symlinks=True)
+    venv.create(place, symlinks=True)
     extras = (release / "EXTRAS").read_text().strip() if (release / "EXTRAS").exists() else ""
-    python = str(place / "bin" / "python")
     # Isolated: what else this machine has is not asked.
-    pip = [python, "-I", "-m", "pip", "--disable-pip-version-check", "install"]
-    wheels = ["--no-index", "--find-links", str(release / "wheels")]
-    wanted = f"dgpp[{extras}]" if extras else "dgpp"
-    install = [*pip, "--quiet", "--no-compile", *wheels, wanted]
-    done = subprocess.run(install, capture_output=True, check=False)
+    python = [str(place / "bin" / "python"), "-I", "-m"]
+    done = _run([*python, "ensurepip", "--default-pip"], lock)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
+        raise ReleaseError(f"no pip for {place}: {_last(done)}; is python3-venv installed?")
+    wheels = ["--no-index", "--find-links", str(release / "wheels")]
+    pip = [*python, "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"]
+    done = _run([*pip, *wheels, f"dgpp[{extras}]" if extras else "dgpp"], lock)
+    if done.returncode:
         number = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise ReleaseError(
-            f"its wheels do not fit Python {number} on {os.uname().machine}: {' '.join(said)}"
+            f"its wheels do not fit Python {number} on {os.uname().machine}: {_last(done)}"
         )
     # Some packages carry files that are no modules of this Python; pip lets them pass too.
-    compiling = [python, "-I", "-m", "compileall", "-qq", "-j", "0", str(place / "lib")]
-    subprocess.run(compiling, capture_output=True, check=False)
+    _run([*python, "compileall", "-qq", "-j", "0", str(place / "lib")], lock)
+
+
+def _run(command: list[str], lock: int) -> subprocess.CompletedProcess[bytes]:
+    """It holds `lock` too: where the install is killed, no other begins before this has ended."""
+    return subprocess.run(command, capture_output=True, check=False, pass_fds=(lock,))
+
+
+def _last(done: subprocess.CompletedProcess[bytes]) -> str:
+    """What a program said at its end."""
+    return " ".join(done.stderr.decode(errors="replace").strip().splitlines()[-3:])
 
 
 def _add_pages(release: Path) -> None:
@@ -222,13 +256,13 @@ def _add_pages(release: Path) -> None:
 
 
 @contextmanager
-def _one_at_a_time(releases: Path) -> Iterator[None]:
+def _one_at_a_time(releases: Path) -> Iterator[int]:
     file = os.open(releases / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ReleaseError(f"{releases}: another install is under way") from None
-        yield
+        yield file
     finally:
         os.close(file)

@@ -24,8 +24,8 @@ done
 trap 'exit 0' INT
 printf 'T 1 5 1\\nT 1 6 2\\n' >"$logs/serve_rank$rank.ops"
 echo "2026-11-30T00:00:00.00${rank}Z INFO  main[$rank] READY — http://h/v1 (model m) — stop: Ctrl-C"
-[ "$rank" = 0 ] && echo $$ >"$UP"
-while [ "$rank" = 0 ] || kill -0 "$(cat "$UP")"; do sleep 0.02; done
+[ "$rank" = 0 ] && echo $$ >"$UP" && trap 'rm -f "$UP"' EXIT
+while [ "$rank" = 0 ] || { [ -e "$UP" ] && kill -0 "$(cat "$UP")"; }; do sleep 0.02; done
 """
 """Serves until it is told to end; ranks beyond the first end with it."""
 

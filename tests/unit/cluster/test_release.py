@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import tarfile
+import time
 
 import pytest
 import zstandard
+from cut_short import cut_short
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dgpp.cluster.release import MANIFEST, ReleaseError, install, installed, unpack
+from dgpp.cluster import release
+from dgpp.cluster.release import MANIFEST, UNFINISHED, ReleaseError, install, installed, unpack
 
 FILES = {
     "wheels/a-1-py3-none-any.whl": b"wheel" * 900,
@@ -141,3 +148,70 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(ReleaseError, match="No space left on device"):
         install(path, tmp_path / "releases")
     assert [file.name for file in (tmp_path / "releases").iterdir()] == [".lock"]
+
+
+def make_programs(release, lock):
+    """As long as it takes for a file to be there, in place of half a minute."""
+    place = release / "venv" / "bin"
+    place.mkdir(parents=True)
+    (place / "dgpp").write_text("#!x\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_install_that_is_ended_at_any_step_leaves_no_half_of_a_release(
+    tmp_path, monkeypatch, number
+):
+    path, releases = archive(tmp_path / "a.tar.zst", whole()), tmp_path / "releases"
+    monkeypatch.setattr(release, "_make_programs", make_programs)
+    # Kept small: another release stays as it is.
+    assert install(archive(tmp_path / "b.tar.zst", whole(version="0.9")), releases)[0] == "0.9"
+    statuses = []
+    for status in cut_short(lambda: install(path, releases), number, str(releases)):
+        statuses.append(status)
+        if installed(releases) != ["0.9"]:
+            # The signal came after all was done.
+            assert installed(releases) == ["0.9", "1.2.3"]
+            assert not (releases / "1.2.3" / UNFINISHED).exists()
+        elif number != signal.SIGKILL:
+            assert sorted(file.name for file in releases.iterdir()) == [".lock", "0.9"]
+        else:
+            # The next one works where this one did not.
+            install(path, releases)
+        assert not list(releases.glob(".*.partial"))
+        shutil.rmtree(releases / "1.2.3", ignore_errors=True)
+    expected = -number if number == signal.SIGKILL else 128 + number
+    assert set(statuses) == {expected}
+    assert len(statuses) > 10
+    assert {name: (releases / "1.2.3" / name).read_bytes() for name in FILES} == FILES
+
+
+def test_what_makes_a_releases_programs_keeps_others_waiting(tmp_path, monkeypatch):
+    """Killed alone, the install leaves pip at work in a release that must not be swept away yet."""
+    path, releases = archive(tmp_path / "a.tar.zst", whole()), tmp_path / "releases"
+    go, stay = os.pipe()
+
+    def killed(release_, lock):
+        script = f"import os; os.kill({os.getpid()}, 9); os.read({go}, 1)"
+        subprocess.run([sys.executable, "-c", script], pass_fds=(lock, go), check=False)
+
+    pid = os.fork()
+    if pid == 0:
+        os.close(stay)
+        monkeypatch.setattr(release, "_run", lambda command, lock: killed(command, lock))
+        install(path, releases)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    with pytest.raises(ReleaseError, match="another install is under way"):
+        install(path, releases)
+    os.close(go)
+    os.close(stay)
+    monkeypatch.setattr(release, "_make_programs", make_programs)
+    end = time.monotonic() + 10
+    while True:
+        try:
+            assert install(path, releases)[0] == "1.2.3"
+        except ReleaseError:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        else:
+            return

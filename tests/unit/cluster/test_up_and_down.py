@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cut_short import cut_short
 from fake_ranks import fake_deployment, left, states
 from msgspec.structs import replace
 
@@ -18,7 +20,7 @@ from dgpp.cluster.errors import AlreadyUpError, ClusterError, LockedError, Start
 from dgpp.cluster.interruption import StoppedError
 from dgpp.cluster.messages import Start
 from dgpp.cluster.place import locked
-from dgpp.cluster.record import State, read_record, write_record
+from dgpp.cluster.record import State, read_record, start_ticks, write_record
 from dgpp.cluster.up import Up, bring_up
 
 QUICK = Up(checks=False, timeout_s=20)
@@ -166,6 +168,48 @@ def test_after_a_power_cut_records_and_locks_hold_nobody_back(world):
     assert states(world) == [State.REBOOTED, State.ENDED]
     up(world)
     assert states(world) == [State.RUNNING, State.RUNNING]
+
+
+def processes_of(folder):
+    """Processes whose command names it, their remains left out."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        pid = int(place.name)
+        with contextlib.suppress(OSError):
+            named = str(folder).encode() in (place / "cmdline").read_bytes()
+            if named and pid != os.getpid() and start_ticks(pid):
+                found.append(pid)
+    return found
+
+
+def require_nothing_runs(world, folder):
+    assert left(world) == ([], [])
+    end = time.monotonic() + 5
+    while processes_of(folder):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_at_whatever_step_up_is_killed_what_it_started_is_known_and_ended(world, tmp_path):
+    statuses = []
+    for status in cut_short(lambda: up(world), signal.SIGKILL, str(tmp_path)):
+        statuses.append(status)
+        down(world)
+        require_nothing_runs(world, tmp_path)
+    assert set(statuses) == {-signal.SIGKILL}
+    # Folders, settings, log, process and record of two ranks, and the lock.
+    assert len(statuses) > 12
+
+
+@pytest.mark.long
+def test_at_whatever_step_down_is_killed_the_next_one_ends_it(world, tmp_path):
+    up(world)
+    for status in cut_short(lambda: down(world), signal.SIGKILL, str(tmp_path)):
+        assert status == -signal.SIGKILL
+        down(world)
+        require_nothing_runs(world, tmp_path)
+        up(world)
+    require_nothing_runs(world, tmp_path)
 
 
 def test_a_difference_names_the_first_record(world, monkeypatch):
