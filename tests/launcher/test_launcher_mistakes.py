@@ -120,8 +120,9 @@ def test_ctrl_c_at_any_time_leaves_nothing(launcher, after_s):
         assert starting.returncode == 0
         assert launcher.run("down")[0] == 0
     else:
-        # Before dgpp has begun it is Python that ends.
-        assert starting.returncode in (130, -signal.SIGINT)
+        # Before dgpp has begun it is Python that ends, with 1 where that itself has hardly begun.
+        own = starting.returncode in (-signal.SIGINT, 1) and said.endswith("KeyboardInterrupt\n")
+        assert own or starting.returncode in (130, -signal.SIGINT), said
     assert gone(launcher.pids())
     assert not [file for folder in launcher.folders("stage") for file in folder.glob("*")]
     assert launcher.run("status")[0] == 3

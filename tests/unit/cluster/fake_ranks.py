@@ -25,6 +25,7 @@ trap 'exit 0' INT
 printf 'T 1 5 1\\nT 1 6 2\\n' >"$logs/serve_rank$rank.ops"
 echo "2026-11-30T00:00:00.00${rank}Z INFO  main[$rank] READY — http://h/v1 (model m) — stop: Ctrl-C"
 [ "$rank" = 0 ] && echo $$ >"$UP" && trap 'rm -f "$UP"' EXIT
+until [ -e "$UP" ]; do sleep 0.02; done
 while [ "$rank" = 0 ] || { [ -e "$UP" ] && kill -0 "$(cat "$UP")"; }; do sleep 0.02; done
 """
 """Serves until it is told to end; ranks beyond the first end with it."""
