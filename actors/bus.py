@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from actors.boot import BusBoot, Lane
+from actors.boot import Boot, Lane
 from dgpp.config.ports import sums_over_roce
 from dgpp.config.settings import Settings
 from dgpp.config.site import is_gid_index
 from dgpp.errors import ConfigError
 from dgpp.net.roce import INFINIBAND, MOST_LANES, chosen
-from dgpp.net.verbs.frames import Geometry
+from dgpp.net.verbs.frames import geometry_of
 from dgpp.net.verbs.layout import Layout
 from dgpp.net.verbs.slab import BusFiles, create_bus
 
@@ -52,21 +52,22 @@ def _listed(name: str, told: Mapping[str, str] = os.environ) -> list[str]:
 
 def planned_lanes(settings: Settings, backend: str) -> int:
     """How many lanes a rank will have on a machine that is not this one; 0: no bus."""
-    if backend != "cpu" or not sums_over_roce(settings):
+    if backend == "scripted" or not sums_over_roce(settings):
         return 0
     told = settings.node_env[0] if settings.node_env else {}
     return len(_listed("DGPP_ROCE_DEVICES", told)) or MOST_LANES
 
 
-def bus_layout(bus: BusBoot, world: int) -> Layout:
+def bus_layout(boot: Boot) -> Layout:
     """Where everything lies in the slabs of the world's ranks."""
-    return Layout(Geometry(), len(bus.lanes), world)
+    assert boot.bus is not None
+    return Layout(geometry_of(boot.backend), len(boot.bus.lanes), boot.settings.world_size)
 
 
-def share_bus(bus: BusBoot, world: int) -> tuple[dict[str, int], dict[str, int]]:
+def share_bus(boot: Boot) -> tuple[dict[str, int], dict[str, int]]:
     """New memory for this rank's end, as files for its engine and for its poller, each its own to
     close."""
-    first = create_bus(bus_layout(bus, world))
+    first = create_bus(bus_layout(boot))
     files = {SLAB: first.slab, BELL: first.bell}
     return files, {name: os.dup(fd) for name, fd in files.items()}
 

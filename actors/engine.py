@@ -244,7 +244,9 @@ def open_ranks(boot: Boot, files: Mapping[str, int]) -> Collective:
     if boot.bus is not None:
         shared = bus_files(files)
         try:
-            return open_bus(shared, boot.rank, bus_layout(boot.bus, world), timeout_s)
+            return open_bus(
+                engine.collective, boot.backend, shared, boot.rank, bus_layout(boot), timeout_s
+            )
         finally:
             shared.close()
     slab = files[SLAB]

@@ -63,7 +63,7 @@ class PollerActor(Role):
             for lane in self._bus.lanes:
                 (device,) = chosen([lane.device], [lane.gid])
                 self._ports.append(library.open(device, lane.gid))
-            layout = bus_layout(self._bus, self.boot.settings.world_size)
+            layout = bus_layout(self.boot)
             self._poller = Poller(files, self.boot.rank, layout, self._ports)
         finally:
             files.close()

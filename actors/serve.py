@@ -199,7 +199,7 @@ def _inner(
     ends = {link_name(rank): _end(c.socket, placement) for rank, c in connections.items()}
     files = {"scheduler": ends, "engine": {} if slab < 0 else {SLAB: slab}}
     if boot.bus is not None:
-        files["engine"], files["poller"] = share_bus(boot.bus, boot.settings.world_size)
+        files["engine"], files["poller"] = share_bus(boot)
     return make_world(topology(joined, files), _boots(joined), placement, supervision)
 
 

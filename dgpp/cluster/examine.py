@@ -17,7 +17,7 @@ from dgpp.errors import ConfigError, DgppError
 from dgpp.net.listening import Listen, cannot_listen, obstacle
 from dgpp.net.roce import chosen
 from dgpp.net.verbs.errors import LibraryError
-from dgpp.net.verbs.frames import Geometry
+from dgpp.net.verbs.frames import geometry_of
 from dgpp.net.verbs.layout import Layout
 from dgpp.net.verbs.packages import load
 
@@ -108,7 +108,7 @@ def _rdma(request: Examine) -> Iterator[Finding]:
     for place, lane in enumerate(lanes):
         gid = lane.gid(request.gids[place] if place < len(request.gids) else -1)
         yield Finding("ok", f"{lane.name} is {lane.state} at {gid.host}, GID {gid.index}")
-    yield _registered_memory(Layout(Geometry(), len(lanes), request.world).bytes)
+    yield _registered_memory(Layout(geometry_of("cuda"), len(lanes), request.world).bytes)
 
 
 def _registered_memory(size: int) -> Finding:

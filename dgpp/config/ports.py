@@ -24,7 +24,7 @@ def sums_over_roce(settings: Settings) -> bool:
     engine = settings.engine
     if settings.world_size == 1 or engine.backend == "scripted":
         return False
-    return engine.collective == "verbs" or (engine.collective == "auto" and not is_local(settings))
+    return engine.collective == "verbs" or (engine.collective != "shm" and not is_local(settings))
 
 
 def metrics_port(settings: Settings, rank: int) -> int:

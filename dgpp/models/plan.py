@@ -19,7 +19,7 @@ from dgpp.models.sources import PlannedWeights
 from dgpp.models.tables import Tables
 from dgpp.models.work import StepWork, step_work
 from dgpp.net.slab import slab_bytes
-from dgpp.net.verbs.frames import Geometry
+from dgpp.net.verbs.frames import geometry_of
 from dgpp.net.verbs.layout import Layout
 from dgpp.state.declaration import CPU_CACHE, CUDA_CACHE
 from kernels_numba.gpu.graph import reaches
@@ -209,13 +209,15 @@ def _beside_weights(
 def _collective(settings: MemorySettings, width: int, world: int) -> dict[str, int]:
     """Bytes of one rank's part of what ranks sum in, the rows themselves aside."""
     if settings.lanes:
-        return {"RoCE bus": Layout(Geometry(), settings.lanes, world).bytes}
-    host = slab_bytes(world) // world
+        layout = Layout(geometry_of(settings.backend), settings.lanes, world)
+        name, host = "RoCE bus", layout.bytes
+    else:
+        name, host = "collective", slab_bytes(world) // world
     if settings.backend != "cuda":
-        return {"collective": host}
+        return {name: host}
     # Which path it is follows from the devices, of which a plan does not know.
     device = max(exchange_bytes(world, width), gathered_bytes(world, width))
-    return {"collective": device + (host if settings.unified else 0)}
+    return {name: device + (host if settings.unified else 0)}
 
 
 def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1) -> MemoryPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from dgpp.net.shm import ShmCollective
 from dgpp.net.verbs.layout import Layout
 from dgpp.net.verbs.slab import BusFiles
 from kernels_numba.cpu.memory import Block
+
+if TYPE_CHECKING:
+    from dgpp.net.verbs.collective import VerbsCollective
 
 _log = logging.getLogger("dgpp.net")
 
@@ -46,9 +50,13 @@ def open_collective(
     return path
 
 
-def open_bus(files: BusFiles, rank: int, layout: Layout, timeout_s: float) -> Collective:
+def open_bus(
+    wanted: str, backend: str, files: BusFiles, rank: int, layout: Layout, timeout_s: float
+) -> Collective:
     """This rank's end of the RoCE bus whose poller shares `files`, joined within `timeout_s`; every
-    rank calls it. Raises CollectiveError. What was chosen and its latency are logged."""
+    rank calls it. Where `backend` computes on a GPU, sums are the device's: over the bus too, or
+    through NCCL where `wanted`. Raises CollectiveError. What was chosen and the latency of the
+    host's sums are logged."""
     from dgpp.net.verbs.collective import VerbsCollective
 
     bus = VerbsCollective(files, rank, layout)
@@ -58,11 +66,12 @@ def open_bus(files: BusFiles, rank: int, layout: Layout, timeout_s: float) -> Co
     except DgppError:
         bus.close()
         raise
+    path: Collective = _of_devices_apart(wanted, bus) if backend == "cuda" else bus
     _log.info(
-        "collective %s: rank %d of %d over %d lanes, a sum of %d KiB takes %.1f us",
-        bus.name, rank, layout.world, layout.lanes, 4 * PROBE_WIDTH >> 10, seconds * 1e6,
+        "collective %s: rank %d of %d over %d lanes, the host's sum of %d KiB takes %.1f us",
+        path.name, rank, layout.world, layout.lanes, 4 * PROBE_WIDTH >> 10, seconds * 1e6,
     )  # fmt: skip
-    return bus
+    return path
 
 
 def _of_devices(wanted: str, host: ShmCollective, device: int) -> Collective:
@@ -75,6 +84,14 @@ def _of_devices(wanted: str, host: ShmCollective, device: int) -> Collective:
     able = wanted == "auto" and reaches(device, devices)
     everybody = bool(host.all_gather(np.array([able])).all())
     return open_p2p(host) if everybody else open_nccl(host)
+
+
+def _of_devices_apart(wanted: str, bus: VerbsCollective) -> Collective:
+    """What all ranks have been told to take; the host's part is the bus's."""
+    from dgpp.net.nccl import open_nccl
+    from dgpp.net.verbs.devices import open_devices
+
+    return open_nccl(bus) if wanted == "nccl" else open_devices(bus)
 
 
 def probe_latency(collective: Collective) -> float:

@@ -13,15 +13,42 @@ import numpy.typing as npt
 
 from dgpp.errors import ConfigError
 from dgpp.net.collective import CollectiveStatistics
-from dgpp.net.errors import CollectiveError, PeerLateError, PeerLeftError
-from dgpp.net.shm import ShmCollective
-from dgpp.net.watch import LOADING, SERVING, Limits, Patience
+from dgpp.net.errors import (
+    CollectiveError,
+    CollectiveMismatchError,
+    PeerLateError,
+    PeerLeftError,
+)
+from dgpp.net.tags import describe
+from dgpp.net.watch import LOADING, SERVING, Beater, Beats, Limits, Patience
 from kernels_numba.backend import Backend, Tensor
 from kernels_numba.gpu.board import Tally
 from kernels_numba.gpu.errors import CudaError
 from kernels_numba.picks import Picker
 
 _log = logging.getLogger("dgpp.net")
+
+
+class Host(Protocol):
+    """A collective in the host's memory, as far as that of devices uses it."""
+
+    rank: int
+    world: int
+    beater: Beater
+
+    @property
+    def slab(self) -> Beats:
+        """What the ranks say of themselves."""
+
+    def trouble(self) -> CollectiveError | None:
+        """What broke the world, as far as others say; for the thread that beats."""
+
+    def all_gather(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]: ...
+    def barrier(self) -> None: ...
+    def serve(self) -> None: ...
+    def check(self) -> None: ...
+    def statistics(self) -> CollectiveStatistics: ...
+    def close(self) -> None: ...
 
 
 class DeviceRanks(Protocol):
@@ -40,6 +67,9 @@ class DeviceRanks(Protocol):
     def failed(self) -> int:
         """The rank that a kernel gave up waiting for, -1 for none."""
 
+    def other(self) -> tuple[int, int]:
+        """Number and tag of what that rank did instead, (0, 0) where it is not known."""
+
     def tally(self) -> Tally:
         """What kernels have done, replayed ones too."""
 
@@ -47,7 +77,7 @@ class DeviceRanks(Protocol):
     def gather(self, source: int, words: int, out: int) -> None: ...
 
 
-Opener = Callable[[ShmCollective, Backend, int], DeviceRanks]
+Opener = Callable[[Any, Backend, int], DeviceRanks]
 """(host, backend, width) → this rank's end; every rank calls it at once."""
 
 
@@ -61,7 +91,7 @@ class DeviceCollective:
     def __init__(
         self,
         name: str,
-        host: ShmCollective,
+        host: Host,
         opener: Opener,
         *,
         loading: Limits = LOADING,
@@ -120,14 +150,23 @@ class DeviceCollective:
 
     def check(self) -> None:
         if self._broken is None and self._ranks is not None and self._ranks.failed() >= 0:
-            rank = self._ranks.failed()
-            self._broken = self._departed or PeerLateError(
-                f"collective: rank {rank} lives and did not come to a sum on the device within "
-                f"{self._limits.late_s:g} s"
-            )
+            self._broken = self._departed or self._gave_up(self._ranks)
         if self._broken is not None:
             raise self._broken
         self._host.check()
+
+    def _gave_up(self, ranks: DeviceRanks) -> CollectiveError:
+        """Why a kernel did, where nobody has left."""
+        rank, (generation, tag) = ranks.failed(), ranks.other()
+        if tag:
+            return CollectiveMismatchError(
+                f"collective: rank {rank} is at {describe(tag)}, its number {generation} on the "
+                f"device, and rank {self.rank} at another"
+            )
+        return PeerLateError(
+            f"collective: rank {rank} lives and did not come to a sum on the device within "
+            f"{self._limits.late_s:g} s"
+        )
 
     def statistics(self) -> CollectiveStatistics:
         told, own = self._host.statistics(), Tally()
@@ -165,6 +204,10 @@ class DeviceCollective:
         """On the beating thread, after each beat."""
         with self._lock:
             if self._broken or self._departed or self._ranks is None:
+                return
+            if error := self._host.trouble():
+                self._broken = error
+                self._ranks.abort()
                 return
             for rank, patience in self._patience.items():
                 try:

@@ -55,6 +55,11 @@ class HostCollective(abc.ABC):
         if self._broken is not None:
             raise self._broken
 
+    def trouble(self) -> CollectiveError | None:
+        """What broke the world, as others say; for the thread that beats."""
+        found = self._blamed("a step on the device")
+        return found[1] if found else None
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -149,11 +154,17 @@ class HostCollective(abc.ABC):
         self._tally.waited(time.perf_counter() - began)
 
     def _heed_blame(self, what: str) -> None:
+        if found := self._blamed(what):
+            self._fail(*found)
+
+    def _blamed(self, what: str) -> tuple[int, CollectiveError] | None:
+        """The rank that another one found broken, and the error that says so."""
         for rank in range(self.world):
             blamed = self._lines.blamed(rank)
             if rank != self.rank and blamed >= 0:
                 said = f"collective: rank {rank} found rank {blamed} broken, at {what}"
-                self._fail(blamed, PeerLeftError(said))
+                return blamed, PeerLeftError(said)
+        return None
 
     def _look(self, patience: Patience, rank: int) -> None:
         try:

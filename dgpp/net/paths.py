@@ -11,7 +11,8 @@ NAMES = ("shm", "p2p", "nccl", "verbs")
 
 
 class Route(enum.Enum):
-    """`DEVICES`: p2p or NCCL, as the GPUs find out."""
+    """Where ranks meet, and GPUs sum. `DEVICES`: in shared memory, sums by p2p or NCCL, as the GPUs
+    find out. `VERBS`: over the RoCE bus, GPUs' sums too, unless NCCL is wanted for them."""
 
     SHM = "shm"
     DEVICES = "devices"
@@ -41,11 +42,6 @@ def _of_gpus(wanted: str, key: str, *, apart: bool) -> Route:
     if wanted == "shm":
         raise ConfigError(
             f"{key} sums in the host's memory, which a GPU's graphs cannot wait for; leave it at "
-            "auto, or take nccl"
+            "auto, or take nccl or verbs"
         )
-    if wanted == "verbs" or apart:
-        raise ConfigError(
-            "not supported yet: GPUs of several nodes, and engine.collective verbs with GPUs; take "
-            'GPUs of one node, or engine.backend "cpu"'
-        )
-    return Route.DEVICES
+    return Route.VERBS if apart or wanted == "verbs" else Route.DEVICES

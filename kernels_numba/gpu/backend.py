@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,18 +26,16 @@ from kernels_numba.backend import (
 )
 from kernels_numba.gpu.attend import Attend, turning
 from kernels_numba.gpu.attend_wide import UNSENT, AttendWide
-from kernels_numba.gpu.device import load_cupy, open_device
+from kernels_numba.gpu.device import Device, load_cupy, open_device
 from kernels_numba.gpu.dummy import dummy_matrix
 from kernels_numba.gpu.errors import CudaError
 from kernels_numba.gpu.experts import Mixture, RouteHandle
 from kernels_numba.gpu.graph import StepGraphs, reaches
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaMatrix, CudaTensor, CudaVector, Staging
-from kernels_numba.gpu.nccl import NcclRanks
 from kernels_numba.gpu.picker import CudaPicker
 from kernels_numba.gpu.plane import CudaPlane
 from kernels_numba.gpu.project import Project
-from kernels_numba.gpu.ranks import RankMemory
 from kernels_numba.gpu.slot_tables import DeviceTables
 from kernels_numba.gpu.source import (
     HOPPER,
@@ -55,6 +54,8 @@ from kernels_numba.weights import Form, Part
 THREADS = 256
 ROTARY_WARPS = 4
 STAGING_BYTES = 256 << 10
+
+T = TypeVar("T")
 
 
 _STEPS = itertools.count(UNSENT + 1)
@@ -284,15 +285,10 @@ class CudaBackend:
         self._enter()
         return CudaTensor(rows, vocab, wide=True)
 
-    def rank_memory(self, rank: int, world: int, width: int) -> RankMemory:
-        """Room for sums over the GPUs of this host, of as many rows as a step has."""
+    def open_ranks(self, make: Callable[[Kernels, Device, int], T]) -> T:
+        """What `make(kernels, device, rows of a step)` opens towards the devices of other ranks."""
         self._enter()
-        return RankMemory(self._kernels, self.device.index, rank, world, self.capacity, width)
-
-    def nccl_ranks(self, identity: bytes, rank: int, world: int, width: int) -> NcclRanks:
-        """The same through NCCL; returns when all ranks have called it."""
-        self._enter()
-        return NcclRanks(self._kernels, identity, rank, world, self.capacity, width)
+        return make(self._kernels, self.device, self.capacity)
 
     def picker(self, rows: int, vocab: int, candidates: int) -> CudaPicker:
         self._enter()

@@ -9,8 +9,10 @@ import numpy as np
 from kernels_numba.gpu.device import load_cupy
 
 _ABORT, _FAILED, _LIMIT_NS, _TOLD = range(4)
-"""As in collective.cu."""
+"""As in waiting.cuh."""
 _TALLIES = 5
+_OTHER_GENERATION, _OTHER_TAG = _TOLD + _TALLIES, _TOLD + _TALLIES + 1
+"""As in bus.cu; other kernels know nothing of them."""
 
 
 class Tally(NamedTuple):
@@ -30,7 +32,7 @@ class Board:
 
     def __init__(self) -> None:
         cupy = load_cupy()
-        words = _TOLD + _TALLIES
+        words = _OTHER_TAG + 1
         self._words = np.frombuffer(cupy.cuda.alloc_pinned_memory(8 * words), np.uint64, words)
         self._words[:] = 0
         self._tallies = cupy.zeros(_TALLIES, cupy.uint64)
@@ -50,6 +52,10 @@ class Board:
         """The rank that a kernel gave up waiting for, -1 for none."""
         return int(self._words[_FAILED]) - 1
 
+    def other(self) -> tuple[int, int]:
+        """Number and tag of what another rank did where a kernel gave up, (0, 0) for nothing."""
+        return int(self._words[_OTHER_GENERATION]), int(self._words[_OTHER_TAG])
+
     def tally(self) -> Tally:
-        sums, gathers, size, waits, cycles = self._words[_TOLD:].tolist()
+        sums, gathers, size, waits, cycles = self._words[_TOLD : _TOLD + _TALLIES].tolist()
         return Tally(sums, gathers, size, waits, int(cycles * self._cycle_ns))

@@ -1,10 +1,14 @@
-// A rank's sums over the RoCE bus, from the device: rows go into the slab that the poller has
-// registered, the peers' come out of it. Recorded in graphs, these kernels are all that a replay
-// needs of the host: numbers and places in the rings are kept on the device and counted there.
+// What a rank does with the others over the RoCE bus, from the device: words go into the slab that the
+// poller has registered, the peers' come out of it. Recorded in graphs, these kernels are all that a
+// replay needs of the host: numbers and places in the rings are kept on the device and counted there.
 //
 // Memory of the slab is the host's, and adapters write it: it is read and written by accesses of
 // system scope alone, which no cache of the device answers. A channel's record is in the device's
-// memory, its words as in kernels_numba/cpu/bus.py, and so are the cells. One block per launch.
+// memory, its words as in kernels_numba/cpu/bus.py, and so are the cells.
+//
+// A launch is one collective of as many messages to each peer as it has blocks, which go round the
+// lanes. Every peer is sent as many as it sends: one count of a lane's messages serves all. Blocks
+// announce their messages and give slots back in order, each after the one in front of it.
 #include "common.cuh"
 #include "waiting.cuh"
 
@@ -16,8 +20,11 @@ constexpr int CHANNEL_WORDS = 16, CELL_WORDS = 8;
 enum { SEND, SEND_CELLS, CREDITS, RECEIVE, RECEIVE_CELLS, STAGED, STRIDE, SLOTS, SLOT_BYTES, READY,
        RELEASED, SEQUENCE, CREDITED, TAKEN, GIVEN };
 
-// Beside what `waiting.cuh` has: what a peer's message was of where it was not the one due.
-enum { OTHER_GENERATION = 6, OTHER_TAG = 7 };
+// Behind what is counted: what a peer's message was of where it was not the one due.
+enum { OTHER_GENERATION = TOLD + TALLIES, OTHER_TAG };
+
+// Of the device's own counts: collectives, blocks of this one that have ended, messages of each lane.
+enum { NUMBER, TICKETS, SENT };
 
 __device__ __forceinline__ u64 get_word(u64 at) { return *reinterpret_cast<volatile u64*>(at); }
 
@@ -71,89 +78,127 @@ __device__ __forceinline__ u64 block_xor(u64 value, Shared& shared) {
     return told;
 }
 
-// One thread: waits for a free slot of the ring, by the credits that come back.
-__device__ __forceinline__ void await_room(i64* channel, int peer, Patience& patience) {
-    while (channel[SEQUENCE] - channel[CREDITED] >= channel[SLOTS]) {
-        Cell credit;
-        const u64 due = static_cast<u64>(channel[CREDITED] + 1);
-        const i64 slot = channel[CREDITED] % channel[SLOTS];
-        if (get_cell(channel[CREDITS] + 8 * CELL_WORDS * slot, credit) && credit.words[0] == due) {
-            channel[CREDITED] += 1;
-        } else if (patience.lost(peer)) {
-            return;
-        }
+// The whole bus, and this block's message of this collective.
+struct Bus {
+    i64 rank, world, lanes;
+    i64* channels;
+    u64* counts;
+    u64 tag;
+    volatile u64* host;
+    i64 words;
+    u64 generation = 0, number = 0;
+    i64 lane = 0;
+
+    __device__ __forceinline__ void begin() {
+        const volatile u64* told = counts;
+        lane = blockIdx.x % lanes;
+        generation = told[NUMBER] + 1;
+        number = told[SENT + lane] + blockIdx.x / lanes + 1;
+    }
+
+    __device__ __forceinline__ i64* channel(i64 peer) const {
+        return channels + (peer * lanes + lane) * CHANNEL_WORDS;
+    }
+
+    // The place of the message in the ring of a channel.
+    __device__ __forceinline__ u64 slot(const i64* channel) const {
+        return (number - 1) % static_cast<u64>(channel[SLOTS]);
+    }
+
+    __device__ __forceinline__ u64 cell(const i64* channel, int cells) const {
+        return static_cast<u64>(channel[cells]) + 8 * CELL_WORDS * slot(channel);
+    }
+
+    __device__ __forceinline__ u64 payload(const i64* channel, int payloads) const {
+        return static_cast<u64>(channel[payloads]) + slot(channel) * channel[STRIDE];
+    }
+
+    // One thread, of the last block that comes here: the collective is over.
+    __device__ __forceinline__ void count_on() const {
+        if (atomicAdd(counts + TICKETS, 1ull) != gridDim.x - 1) return;
+        counts[TICKETS] = 0;
+        for (i64 of = 0; of < lanes; ++of) counts[SENT + of] += (gridDim.x - of + lanes - 1) / lanes;
+        counts[NUMBER] = generation;
+    }
+};
+
+// One thread: until the block of the message in front of this one has done the same.
+__device__ __forceinline__ void await_turn(i64* done, u64 number, int peer, Patience& patience) {
+    while (get_flag(reinterpret_cast<u64>(done)) != number - 1) {
+        if (patience.lost(peer)) return;
     }
 }
 
-// One thread: the payload has been written to the next slot; the poller may post it.
-__device__ __forceinline__ void announce(
-    i64* channel, u64 length, u64 told, u64 generation, u64 tag) {
-    const i64 slot = channel[SEQUENCE] % channel[SLOTS];
-    channel[SEQUENCE] += 1;
-    Cell cell = {{static_cast<u64>(channel[SEQUENCE]), generation, told,
-                  length | static_cast<u64>(slot) << 32, tag, 0, 0, 0}};
-    cell.words[CELL_WORDS - 1] = cell.seal();
-    put_cell(channel[SEND_CELLS] + 8 * CELL_WORDS * slot, cell);
-    __threadfence_system();
-    put_flag(channel[READY], static_cast<u64>(channel[SEQUENCE]));
+// One thread: until the message's slot is free, by the credit of the one that lay there.
+__device__ __forceinline__ void await_room(
+    const Bus& bus, const i64* channel, int peer, Patience& patience) {
+    const u64 slots = static_cast<u64>(channel[SLOTS]);
+    if (bus.number <= slots) return;
+    Cell credit;
+    while (!get_cell(bus.cell(channel, CREDITS), credit) || credit.words[0] != bus.number - slots) {
+        if (patience.lost(peer)) return;
+    }
 }
 
-// One thread: the hash that the next message's cell promises. Called off where it does not come, or
-// is of another collective.
+// One thread: the payload has been written; the poller may post it.
+__device__ __forceinline__ void announce(
+    const Bus& bus, i64* channel, u64 told, int peer, Patience& patience) {
+    Cell cell = {{bus.number, bus.generation, told,
+                  8 * static_cast<u64>(bus.words) | bus.slot(channel) << 32, bus.tag, 0, 0, 0}};
+    cell.words[CELL_WORDS - 1] = cell.seal();
+    put_cell(bus.cell(channel, SEND_CELLS), cell);
+    await_turn(channel + SEQUENCE, bus.number, peer, patience);
+    __threadfence_system();
+    put_flag(channel[READY], bus.number);
+    put_flag(reinterpret_cast<u64>(channel + SEQUENCE), bus.number);
+}
+
+// One thread: the hash that the message's cell promises. Called off where it does not come, or is of
+// another collective.
 __device__ __forceinline__ u64 await_cell(
-    const i64* channel, u64 generation, u64 tag, int peer, volatile u64* host, Patience& patience) {
-    const i64 slot = channel[TAKEN] % channel[SLOTS];
+    const Bus& bus, const i64* channel, int peer, Patience& patience) {
     Cell cell;
-    while (!get_cell(channel[RECEIVE_CELLS] + 8 * CELL_WORDS * slot, cell)
-           || cell.words[0] != static_cast<u64>(channel[TAKEN] + 1)) {
+    while (!get_cell(bus.cell(channel, RECEIVE_CELLS), cell) || cell.words[0] != bus.number) {
         if (patience.lost(peer)) return 0;
     }
-    if (cell.words[1] != generation || cell.words[4] != tag) {
-        host[OTHER_GENERATION] = cell.words[1];
-        host[OTHER_TAG] = cell.words[4];
-        if (host[FAILED] == 0) host[FAILED] = static_cast<u64>(peer) + 1;
-        host[ABORT] = 1;
+    if (cell.words[1] != bus.generation || cell.words[4] != bus.tag) {
+        bus.host[OTHER_GENERATION] = cell.words[1];
+        bus.host[OTHER_TAG] = cell.words[4];
+        if (bus.host[FAILED] == 0) bus.host[FAILED] = static_cast<u64>(peer) + 1;
+        bus.host[ABORT] = 1;
     }
     return cell.words[2];
 }
 
 // One thread: the message has been read; its credit may go back.
-__device__ __forceinline__ void give_back(i64* channel) {
-    const i64 slot = channel[GIVEN] % channel[SLOTS];
+__device__ __forceinline__ void give_back(
+    const Bus& bus, i64* channel, int peer, Patience& patience) {
     Cell cell;
-    get_cell(channel[RECEIVE_CELLS] + 8 * CELL_WORDS * slot, cell);
-    put_cell(channel[STAGED] + 8 * CELL_WORDS * slot, cell);
-    channel[GIVEN] += 1;
+    get_cell(bus.cell(channel, RECEIVE_CELLS), cell);
+    put_cell(bus.cell(channel, STAGED), cell);
+    await_turn(channel + GIVEN, bus.number, peer, patience);
     __threadfence_system();
-    put_flag(channel[RELEASED], static_cast<u64>(channel[GIVEN]));
-}
-
-__device__ __forceinline__ float2 two_floats(u64 bits) {
-    return make_float2(__uint_as_float(static_cast<u32>(bits)),
-                       __uint_as_float(static_cast<u32>(bits >> 32)));
+    put_flag(channel[RELEASED], bus.number);
+    put_flag(reinterpret_cast<u64>(channel + GIVEN), bus.number);
 }
 
 // The words of one message into registers, once all of them hash to what the cell promises.
 __device__ __forceinline__ void take(
-    i64* channel, i64 words, u64 generation, u64 tag, int peer, volatile u64* host,
-    u64 (&mine)[ITEMS], Shared& shared) {
-    Patience patience{host, false};
-    if (threadIdx.x == 0) {
-        shared.promised = await_cell(channel, generation, tag, peer, host, patience);
-    }
+    const Bus& bus, i64* channel, int peer, u64 (&mine)[ITEMS], Patience& patience, Shared& shared) {
+    if (threadIdx.x == 0) shared.promised = await_cell(bus, channel, peer, patience);
     __syncthreads();
-    const u64 payload = channel[RECEIVE] + channel[TAKEN] % channel[SLOTS] * channel[STRIDE];
+    const u64 payload = bus.payload(channel, RECEIVE);
     while (true) {
         u64 told = 0;
 #pragma unroll
         for (int item = 0; item < ITEMS; ++item) {
             const i64 i = static_cast<i64>(item) * THREADS + threadIdx.x;
-            if (i >= words) break;
+            if (i >= bus.words) break;
             mine[item] = get_word(payload + 8 * i);
             told ^= hashed(mine[item], i);
         }
         if (block_xor(told, shared) == shared.promised) return;
-        if (threadIdx.x == 0) shared.over = host[ABORT] != 0 || patience.lost(peer);
+        if (threadIdx.x == 0) shared.over = bus.host[ABORT] != 0 || patience.lost(peer);
         __syncthreads();
         if (!shared.over) continue;
         // What goes on computing must find nothing out of range.
@@ -162,74 +207,131 @@ __device__ __forceinline__ void take(
     }
 }
 
-// out[r] = sum over ranks of partial[r], first to last, added to out[r] when `add`. `channels` are
-// the records of the latency pool, one a rank, this rank's unused; `width` is even and all rows fit
-// into a slot. `tag` is the collective's kind, wire and bytes.
-extern "C" __global__ void __launch_bounds__(THREADS) bus_reduce(
-    const float* partial, i64 stride, i64 rows, i64 width, float* out, i64 out_stride, i64 add,
-    i64 rank, i64 world, i64* channels, u64* counter, u64 tag, volatile u64* host) {
-    __shared__ Shared shared;
-    let_next_start();
-    wait_for_previous();
-    const u64 generation = *counter + 1;
-    const i64 each = width / 2, words = rows * each;
+// This block's words to all and theirs from all: `read(i)` gives word i, `got(rank, words)` is told
+// every rank's, first to last, this rank's own too. Thread t has words t, t + THREADS, ...
+template <typename Read, typename Got>
+__device__ __forceinline__ void exchange(
+    const Bus& bus, Patience& patience, Shared& shared, Read read, Got got) {
     u64 own[ITEMS];
     u64 told = 0;
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
         const i64 i = static_cast<i64>(item) * THREADS + threadIdx.x;
-        if (i >= words) break;
-        const float* at = partial + i / each * stride + i % each * 2;
-        own[item] = static_cast<u64>(__float_as_uint(at[1])) << 32 | __float_as_uint(at[0]);
+        if (i >= bus.words) break;
+        own[item] = read(i);
         told ^= hashed(own[item], i);
     }
     told = block_xor(told, shared);
-    for (i64 shift = 1; shift < world; ++shift) {
-        const i64 peer = (rank + shift) % world;
-        i64* channel = channels + peer * CHANNEL_WORDS;
-        Patience patience{host, false};
-        if (threadIdx.x == 0) await_room(channel, static_cast<int>(peer), patience);
+    for (i64 shift = 1; shift < bus.world; ++shift) {
+        const int peer = static_cast<int>((bus.rank + shift) % bus.world);
+        i64* channel = bus.channel(peer);
+        if (threadIdx.x == 0) await_room(bus, channel, peer, patience);
         __syncthreads();
-        const u64 payload = channel[SEND] + channel[SEQUENCE] % channel[SLOTS] * channel[STRIDE];
+        const u64 payload = bus.payload(channel, SEND);
 #pragma unroll
         for (int item = 0; item < ITEMS; ++item) {
             const i64 i = static_cast<i64>(item) * THREADS + threadIdx.x;
-            if (i >= words) break;
+            if (i >= bus.words) break;
             put_word(payload + 8 * i, own[item]);
         }
         __threadfence_system();
         __syncthreads();
-        if (threadIdx.x == 0) announce(channel, 8 * static_cast<u64>(words), told, generation, tag);
+        if (threadIdx.x == 0) announce(bus, channel, told, peer, patience);
     }
-    float2 sums[ITEMS];
-    for (i64 from = 0; from < world; ++from) {
+    for (i64 from = 0; from < bus.world; ++from) {
+        if (from == bus.rank) {
+            got(from, own);
+            continue;
+        }
         u64 theirs[ITEMS];
-        i64* channel = channels + from * CHANNEL_WORDS;
-        if (from != rank) {
-            take(channel, words, generation, tag, static_cast<int>(from), host, theirs, shared);
-        }
-#pragma unroll
-        for (int item = 0; item < ITEMS; ++item) {
-            const i64 i = static_cast<i64>(item) * THREADS + threadIdx.x;
-            if (i >= words) break;
-            const float2 v = two_floats(from == rank ? own[item] : theirs[item]);
-            sums[item] = from == 0 ? v
-                                   : make_float2(__fadd_rn(sums[item].x, v.x),
-                                                 __fadd_rn(sums[item].y, v.y));
-        }
+        const int peer = static_cast<int>(from);
+        take(bus, bus.channel(peer), peer, theirs, patience, shared);
+        got(from, theirs);
         __syncthreads();
-        if (from != rank && threadIdx.x == 0) {
-            channel[TAKEN] += 1;
-            give_back(channel);
-        }
+        if (threadIdx.x == 0) give_back(bus, bus.channel(peer), peer, patience);
     }
+    if (threadIdx.x == 0) bus.count_on();
+}
+
+__device__ __forceinline__ float2 two_floats(u64 bits) {
+    return make_float2(__uint_as_float(static_cast<u32>(bits)),
+                       __uint_as_float(static_cast<u32>(bits >> 32)));
+}
+
+// How many of `all` words the block has that begins at `first`.
+__device__ __forceinline__ i64 own_words(i64 first, i64 all, i64 share) {
+    return min(max(all - first, 0ll), share);
+}
+
+#define BUS_PARAMETERS                                                                            \
+    i64 rank, i64 world, i64 lanes, i64 *channels, u64 *counts, u64 tag, u64 *tally,             \
+        volatile u64 *host
+
+// out[r] = sum over ranks of partial[r], first to last, added to out[r] when `add`, for the values
+// [2 * begin, 2 * end) of rows of `width` one behind the other; `width` is even. Block b has the
+// `share` pairs from begin + b * share on. `channels` are records [world][lanes], this rank's unused;
+// `tag` is the collective's kind, wire and bytes.
+extern "C" __global__ void __launch_bounds__(THREADS) bus_reduce(
+    const float* partial, i64 stride, i64 width, i64 begin, i64 end, i64 share, float* out,
+    i64 out_stride, i64 add, BUS_PARAMETERS) {
+    __shared__ Shared shared;
+    let_next_start();
+    wait_for_previous();
+    const i64 each = width / 2, first = begin + static_cast<i64>(blockIdx.x) * share;
+    Bus bus{rank, world, lanes, channels, counts, tag, host, own_words(first, end, share)};
+    bus.begin();
+    Patience patience{host, blockIdx.x == 0 && threadIdx.x == 0};
+    float2 sums[ITEMS];
+    exchange(
+        bus, patience, shared,
+        [&](i64 i) {
+            const float* at = partial + (first + i) / each * stride + (first + i) % each * 2;
+            return static_cast<u64>(__float_as_uint(at[1])) << 32 | __float_as_uint(at[0]);
+        },
+        [&](i64 from, const u64 (&words)[ITEMS]) {
+#pragma unroll
+            for (int item = 0; item < ITEMS; ++item) {
+                if (static_cast<i64>(item) * THREADS + threadIdx.x >= bus.words) break;
+                const float2 v = two_floats(words[item]);
+                sums[item] = from == 0 ? v
+                                       : make_float2(__fadd_rn(sums[item].x, v.x),
+                                                     __fadd_rn(sums[item].y, v.y));
+            }
+        });
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
         const i64 i = static_cast<i64>(item) * THREADS + threadIdx.x;
-        if (i >= words) break;
-        float* to = out + i / each * out_stride + i % each * 2;
+        if (i >= bus.words) break;
+        float* to = out + (first + i) / each * out_stride + (first + i) % each * 2;
         to[0] = add ? __fadd_rn(to[0], sums[item].x) : sums[item].x;
         to[1] = add ? __fadd_rn(to[1], sums[item].y) : sums[item].y;
     }
-    if (threadIdx.x == 0) *counter = generation;
+    patience.note(tally, SUMS, 8 * (end - begin));
+}
+
+// out[from][begin, end) = the words [begin, end) of every rank, rows of `total` words. Block b has the
+// `share` words from begin + b * share on.
+extern "C" __global__ void __launch_bounds__(THREADS) bus_gather(
+    const u64* source, i64 total, i64 begin, i64 end, i64 share, u64* out, BUS_PARAMETERS) {
+    __shared__ Shared shared;
+    let_next_start();
+    wait_for_previous();
+    const i64 first = begin + static_cast<i64>(blockIdx.x) * share;
+    Bus bus{rank, world, lanes, channels, counts, tag, host, own_words(first, end, share)};
+    bus.begin();
+    Patience patience{host, blockIdx.x == 0 && threadIdx.x == 0};
+    if (patience.noted) {
+        for (int k = 0; k < TALLIES; ++k) host[TOLD + k] = static_cast<volatile u64*>(tally)[k];
+    }
+    exchange(
+        bus, patience, shared, [&](i64 i) { return source[first + i]; },
+        [&](i64 from, const u64 (&words)[ITEMS]) {
+#pragma unroll
+            for (int item = 0; item < ITEMS; ++item) {
+                const i64 i = static_cast<i64>(item) * THREADS + threadIdx.x;
+                if (i >= bus.words) break;
+                out[from * total + first + i] = words[item];
+            }
+        });
+    patience.note(tally, GATHERS, 8 * (end - begin));
 }

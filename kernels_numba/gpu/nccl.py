@@ -75,6 +75,10 @@ class NcclRanks:
         """NCCL does not say who is missing."""
         return -1
 
+    def other(self) -> tuple[int, int]:
+        """What comes carries no tag."""
+        return 0, 0
+
     def tally(self) -> Tally:
         """Gathers as they were enqueued; NCCL does not say how long it waited."""
         told = self._board.tally()

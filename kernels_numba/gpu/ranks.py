@@ -105,6 +105,10 @@ class RankMemory:
         """The rank that a kernel gave up waiting for, -1 for none."""
         return self._board.failed()
 
+    def other(self) -> tuple[int, int]:
+        """What comes carries no tag."""
+        return 0, 0
+
     def tally(self) -> Tally:
         """What was done as far as the last gather tells."""
         return self._board.tally()

@@ -238,6 +238,7 @@ def module() -> Any:
         deviceSynchronize=lambda: None,
         ipcGetMemHandle=_handle_of,
         ipcOpenMemHandle=_open_handle,
+        hostRegister=lambda *_: None,
         deviceCanAccessPeer=lambda *_: 1,
         memcpyHostToDevice=1,
         memcpyDeviceToHost=2,

@@ -23,7 +23,11 @@ from kernels_numba.gpu.errors import CudaError
 from kernels_numba.gpu.source import Unit, shared_units
 
 HOST = Path(__file__).parent / "cuda_host.h"
-FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-w")
+FLAGS = (
+    *("-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-w"),
+    # Else copies of a library in one process share what their inline functions keep.
+    "-fno-gnu-unique",
+)
 COMPILE_S = 300
 _making: dict[Path, Lock] = defaultdict(Lock)
 

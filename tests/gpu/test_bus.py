@@ -20,10 +20,10 @@ from sum_oracles import in_rank_order
 from dgpp.net.collective import Wire
 from dgpp.net.tags import Kind, tag
 from dgpp.net.verbs.frames import Geometry
-from dgpp.net.verbs.slots import Ends
+from dgpp.net.verbs.slots import device_records
 
-WIDTH = 2048
-GEOMETRY = Geometry(8, 65536, 2, 256)
+WIDTH, CAPACITY = 2048, 2048
+GEOMETRY = Geometry(4, 64, 2, 256, device_slots=8, device_slot_bytes=65536)
 HARD = Faults(lost=9, doubled=5, early=2, delayed=2)
 SUMS = 90
 """In a recorded graph, as many as a step of a large model has."""
@@ -35,19 +35,26 @@ class Pollers(PolledWorld):
     joins = False
 
 
+def tagged(gather, size):
+    return tag(Kind.ALL_GATHER if gather else Kind.ALL_REDUCE, Wire.F32, size)
+
+
 class Rank:
     """One rank's kernels, on a stream of its own."""
 
     def __init__(self, poller) -> None:
         import cupy
 
-        from kernels_numba.gpu.bus import BusSums, register_slab
+        from kernels_numba.gpu.bus import BusChannels, BusRanks, register_slab
         from kernels_numba.gpu.kernels import Kernels
 
         register_slab(poller.slab.address, poller.layout.bytes)
         self.stream = cupy.cuda.Stream(non_blocking=True)
         with self.stream:
-            self.sums = BusSums(Kernels(), poller.rank, Ends(poller.slab).latency_records())
+            records = device_records(poller.slab)
+            channels = BusChannels(Kernels(), poller.rank, records, tagged)
+            self.sums = BusRanks(channels, CAPACITY, WIDTH)
+        self.sums.limit(60.0)
 
     def tensor(self, values):
         import cupy
@@ -55,17 +62,23 @@ class Rank:
         with self.stream:
             array = cupy.asarray(values)
         self.stream.synchronize()
-        return SimpleNamespace(array=array, pointer=int(array.data.ptr), stride=values.shape[1])
+        return SimpleNamespace(
+            array=array, pointer=int(array.data.ptr), stride=values.shape[1], wide=1
+        )
 
-    def reduce(self, part, out, count, *, add) -> None:
-        word = tag(Kind.ALL_REDUCE, Wire.F32, 4 * count * WIDTH)
+    def part(self, values) -> None:
         with self.stream:
-            self.sums.all_reduce(count, part, out, WIDTH, word, add=add)
+            self.sums.partial.array[: len(values)].set(values)
+        self.stream.synchronize()
+
+    def reduce(self, out, count, *, add) -> None:
+        with self.stream:
+            self.sums.all_reduce(count, out, add=add)
 
 
 @pytest.fixture(params=[Faults(), HARD], ids=["good", "bad"])
 def ranks(cuda, request):
-    with world_of(2, 1, kind=Pollers, geometry=GEOMETRY, faults=request.param, nap_s=1e9) as world:
+    with world_of(2, 2, kind=Pollers, geometry=GEOMETRY, faults=request.param, nap_s=1e9) as world:
         made = [Rank(poller) for poller in world.pollers]
         yield made
         import cupy
@@ -76,13 +89,14 @@ def ranks(cuda, request):
             cupy.cuda.runtime.hostUnregister(poller.slab.address)
 
 
-@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("count", [1, 3, 8, 100, CAPACITY])
 def test_sums_have_the_bits_of_additions_in_rank_order(ranks, count) -> None:
     parts = np.random.default_rng(count).standard_normal((2, count, WIDTH)).astype(np.float32)
-    given = [rank.tensor(part) for rank, part in zip(ranks, parts, strict=True)]
+    for rank, part in zip(ranks, parts, strict=True):
+        rank.part(part)
     outs = [rank.tensor(np.full((count, WIDTH), 0.5, np.float32)) for rank in ranks]
-    for rank, part, out in zip(ranks, given, outs, strict=True):
-        rank.reduce(part, out, count, add=True)
+    for rank, out in zip(ranks, outs, strict=True):
+        rank.reduce(out, count, add=True)
     wanted = in_rank_order(list(parts), Wire.F32) + np.float32(0.5)
     for rank, out in zip(ranks, outs, strict=True):
         rank.stream.synchronize()
@@ -94,13 +108,14 @@ def test_recorded_sums_count_on(ranks, capsys) -> None:
     parts = np.random.default_rng(7).standard_normal((2, 1, WIDTH)).astype(np.float32)
     graphs, outs = [], []
     for rank, part in zip(ranks, parts, strict=True):
-        given, out = rank.tensor(part), rank.tensor(np.zeros((1, WIDTH), np.float32))
+        rank.part(part)
+        out = rank.tensor(np.zeros((1, WIDTH), np.float32))
         with rank.stream:
             rank.stream.begin_capture()
             for _ in range(SUMS):
-                rank.reduce(given, out, 1, add=False)
+                rank.reduce(out, 1, add=False)
             graphs.append(rank.stream.end_capture())
-        outs.append((given, out))
+        outs.append(out)
     times = []
     for _ in range(20):
         began = time.perf_counter()
@@ -109,7 +124,7 @@ def test_recorded_sums_count_on(ranks, capsys) -> None:
         for rank in ranks:
             rank.stream.synchronize()
         times.append(time.perf_counter() - began)
-    for rank, (_given, out) in zip(ranks, outs, strict=True):
+    for rank, out in zip(ranks, outs, strict=True):
         assert rank.sums.failed() < 0
         np.testing.assert_array_equal(out.array.get(), in_rank_order(list(parts), Wire.F32))
     with capsys.disabled():

@@ -43,15 +43,8 @@ class Device:
         self.stream.use()
         self.kernels = Kernels()
 
-    def rank_memory(self, rank: int, world: int, width: int):
-        from kernels_numba.gpu.ranks import RankMemory
-
-        return RankMemory(self.kernels, self.index, rank, world, CAPACITY, width)
-
-    def nccl_ranks(self, identity: bytes, rank: int, world: int, width: int):
-        from kernels_numba.gpu.nccl import NcclRanks
-
-        return NcclRanks(self.kernels, identity, rank, world, CAPACITY, width)
+    def open_ranks(self, make):
+        return make(self.kernels, self, CAPACITY)
 
     def tensor(self, values: np.ndarray):
         from kernels_numba.gpu.memory import CudaTensor

@@ -9,7 +9,7 @@ import numpy as np
 
 from dgpp.net.futex import FUTEX_NUMBER
 from dgpp.net.verbs.errors import BusError, PostError
-from dgpp.net.verbs.layout import Pool
+from dgpp.net.verbs.frames import Pool
 from dgpp.net.verbs.library import failure
 from dgpp.net.verbs.mesh import Link, Mesh
 from dgpp.net.verbs.slab import BusSlab
@@ -23,7 +23,8 @@ BULK_OUT = 4
 class Carrier:
     """Over a connected mesh; receives are posted as soon as it is made. One thread uses it.
 
-    `pace` are picoseconds that a byte of the bulk pool takes at least, by lane; 0 for no pace.
+    `pace` are picoseconds that a byte takes at least where messages may be large, by lane; 0 for no
+    pace.
     """
 
     def __init__(self, mesh: Mesh, slab: BusSlab, pace: tuple[int, ...] = (0, 0)) -> None:
@@ -149,7 +150,7 @@ def queue_of(mesh: Mesh, lane: int) -> int:
 
 def _fill(record: np.ndarray, link: Link, slab: BusSlab, pace: int) -> None:
     near, far, calls = link.near, link.far, link.pair.calls
-    bulk = near.pool is Pool.BULK
+    bulk, small = near.pool is Pool.BULK, near.pool is Pool.LATENCY
     line = slab.layout.line(slab.rank)
     for word, value in (
         (poller.PAIR, calls.pair),
@@ -170,7 +171,7 @@ def _fill(record: np.ndarray, link: Link, slab: BusSlab, pace: int) -> None:
         (poller.FAR_CREDITS, link.remote + far.credits),
         (poller.LINE, link.start + line),
         (poller.FAR_LINE, link.remote + line),
-        (poller.PACE_PS, pace if bulk else 0),
+        (poller.PACE_PS, 0 if small else pace),
         (poller.MOST_OUT, BULK_OUT if bulk else 0),
     ):
         record[word] = value

@@ -74,6 +74,11 @@ class VerbsCollective(HostCollective):
         self.slab.ask_to_stop()
         self._ends.poke()
 
+    def trouble(self) -> CollectiveError | None:
+        if found := self._poller_failure():
+            return found[1]
+        return self._poller_silence(self._own) or super().trouble()
+
     # Operations --------------------------------------------------------------------------------
 
     def barrier(self) -> None:
@@ -131,7 +136,7 @@ class VerbsCollective(HostCollective):
     def _wait(self, until: Until, mark: Mark) -> None:
         """Sleep until what is waited for has come. Raises CollectiveError where it never will."""
         what = f"{describe(mark.tag)} (number {mark.generation})"
-        own = Patience(PollerBeats(self.slab), Limits(self._limits.silent_s, math.inf), what)
+        own = self._patience_with_poller(what)
 
         def missing() -> int:
             return -1 if bus.spin(until.address, until.value, 1) else until.peer
@@ -140,16 +145,18 @@ class VerbsCollective(HostCollective):
             self._ends.look_for_other(mark)
             self._heed_poller()
             self._heed_blame(what)
-            self._look_at_poller(own)
+            if error := self._poller_silence(own):
+                self._fail(self.rank, error)
             self._look(patience, rank)
 
         self._wait_for(what, missing, lambda _rank: self._sleep(until), look)
 
-    def _look_at_poller(self, patience: Patience) -> None:
+    def _poller_silence(self, patience: Patience) -> CollectiveError | None:
         try:
             patience.look(self.rank)
         except CollectiveError as error:
-            self._fail(self.rank, PollerError(f"roce bus: this rank's poller: {error}"))
+            return PollerError(f"roce bus: this rank's poller: {error}")
+        return None
 
     def _sleep(self, until: Until) -> bool:
         """Sleep until anything comes; False when nothing did for LOOK_S."""
@@ -163,12 +170,22 @@ class VerbsCollective(HostCollective):
 
     def _tell_limits(self) -> None:
         self.slab.silent_s = self._limits.silent_s
+        self._own = self._patience_with_poller("a step on the device")
+
+    def _patience_with_poller(self, what: str) -> Patience:
+        return Patience(PollerBeats(self.slab), Limits(self._limits.silent_s, math.inf), what)
 
     def _heed_poller(self) -> None:
-        if self.slab.state in (State.FAILED, State.ENDED):
-            culprit, text, status = self.slab.failure
-            kind = BusStartError if status == BusStartError.exit_status else BusError
-            self._fail(culprit, kind(text or f"roce bus: the poller of rank {self.rank} has ended"))
+        if found := self._poller_failure():
+            self._fail(*found)
+
+    def _poller_failure(self) -> tuple[int, CollectiveError] | None:
+        """The rank at fault (-1: none) and what this rank's poller ended with."""
+        if self.slab.state not in (State.FAILED, State.ENDED):
+            return None
+        culprit, text, status = self.slab.failure
+        kind = BusStartError if status == BusStartError.exit_status else BusError
+        return culprit, kind(text or f"roce bus: the poller of rank {self.rank} has ended")
 
     def _other(self, other: OtherCollectiveError, mark: Mark) -> CollectiveMismatchError:
         theirs = describe(other.mark.tag)

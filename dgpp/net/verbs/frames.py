@@ -1,9 +1,9 @@
 """What ranks tell each other to connect their queue pairs: fixed frames, bounded and checked.
 
-Little-endian. A rank's frame: magic DGBS, u8 version, u8 lanes, u8 peers, u8 0, i32 rank, u32
-latency slots, u32 bytes of one, u32 bulk slots, u32 bytes of one, u32 CRC-32; then for each peer,
-ascending, and each lane: u32 number and first packet of the latency queue pair, the same of the
-bulk one, 16 bytes GID, u32 key, u32 MTU, u64 address of the slab.
+Little-endian. A rank's frame: magic DGBS, u8 version, u8 lanes, u8 peers, u8 0, i32 rank, for each
+pool u32 slots and u32 bytes of one, u32 CRC-32; then for each peer, ascending, and each lane: for
+each pool u32 number and first packet of its queue pair, 16 bytes GID, u32 key, u32 MTU, u64 address
+of the slab. A pool without slots has no queue pairs: zeros.
 
 Rank 0 answers with a notice: magic, u8 version, 3 bytes 0, u32 bytes that follow, u32 CRC-32. DGBT
 carries everyone's frame in rank order and the proof of them, DGBR the reason of a refusal in UTF-8;
@@ -23,18 +23,19 @@ from dgpp.net.journal_errors import FrameError
 from dgpp.net.roce import MOST_LANES
 from dgpp.net.verbs.library import GID_BYTES, MTUS, NUMBER_BITS, Address
 
-VERSION = 1
+VERSION = 2
 """Raised with every change of frames, slab or slots."""
 MOST_PEERS = 15
 REASON_BYTES = 4096
-HEAD_BYTES = 32
+HEAD_BYTES = 40
 NOTICE_BYTES = 16
 
-_HEAD = struct.Struct("<4sBBBBiIIIII")
-_LANE = struct.Struct(f"<IIII{GID_BYTES}sIIQ")
+_HEAD = struct.Struct("<4sBBBBiIIIIIII")
+_LANE = struct.Struct(f"<IIIIII{GID_BYTES}sIIQ")
 _NOTICE = struct.Struct("<4sB3sII")
 _MAGIC = b"DGBS"
 _NUMBERS = 1 << NUMBER_BITS
+_NONE = (0, 0)
 
 
 class Kind(enum.Enum):
@@ -54,26 +55,60 @@ _MOST_BYTES = {
 }
 
 
+class Pool(enum.IntEnum):
+    """Slots of one size: small sums wait for nothing large, and a device counts its own."""
+
+    LATENCY = 0
+    BULK = 1
+    DEVICE = 2
+
+
 class Geometry(msgspec.Struct, frozen=True):
-    """Slots of a pool in one direction of one lane, and the payload bytes of one."""
+    """Slots of a pool in one direction of one lane, and the payload bytes of one. 0 slots: there is
+    no such pool."""
 
     latency_slots: int = 32
     latency_slot_bytes: int = 8192
     bulk_slots: int = 16
     bulk_slot_bytes: int = 262_144
+    device_slots: int = 0
+    device_slot_bytes: int = 65536
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Slots of each pool, and bytes of one."""
+        return (
+            (self.latency_slots, self.latency_slot_bytes),
+            (self.bulk_slots, self.bulk_slot_bytes),
+            (self.device_slots, self.device_slot_bytes),
+        )
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Those that there are."""
+        return tuple(pool for pool in Pool if self.sizes[pool][0])
 
     def __str__(self) -> str:
-        return (
-            f"{self.latency_slots} latency slots of {self.latency_slot_bytes} bytes and "
-            f"{self.bulk_slots} bulk slots of {self.bulk_slot_bytes}"
+        return " and ".join(
+            f"{self.sizes[pool][0]} {pool.name.lower()} slots of {self.sizes[pool][1]} bytes"
+            for pool in self.pools
         )
 
 
-class LaneEnd(msgspec.Struct, frozen=True):
-    """A rank's end of one lane to one peer. `key` and `slab`: where the peer may write."""
+DEVICE_SLOTS = 32
+"""Of a world whose ranks compute on GPUs."""
 
-    latency: Address
-    bulk: Address
+
+def geometry_of(backend: str) -> Geometry:
+    """Of ranks that compute on `backend`."""
+    return Geometry(device_slots=DEVICE_SLOTS if backend == "cuda" else 0)
+
+
+class LaneEnd(msgspec.Struct, frozen=True):
+    """A rank's end of one lane to one peer: its queue pairs, by pool, which share a GID, None for a
+    pool that is not there. `key` and `slab`: where the peer may write."""
+
+    pairs: tuple[Address | None, ...]
     key: int
     mtu: int
     slab: int
@@ -101,20 +136,19 @@ class RankFrame(msgspec.Struct, frozen=True):
 
 def encode(frame: RankFrame) -> bytes:
     """A frame to send."""
-    shape = frame.geometry
+    sizes = (value for size in frame.geometry.sizes for value in size)
     head = _HEAD.pack(
-        _MAGIC, VERSION, frame.lanes, len(frame.ends), 0, frame.rank, shape.latency_slots,
-        shape.latency_slot_bytes, shape.bulk_slots, shape.bulk_slot_bytes, 0,
+        _MAGIC, VERSION, frame.lanes, len(frame.ends), 0, frame.rank, *sizes, 0
     )  # fmt: skip
-    body = b"".join(
-        _LANE.pack(
-            end.latency.number, end.latency.psn, end.bulk.number, end.bulk.psn, end.latency.gid,
-            end.key, end.mtu, end.slab,
-        )
-        for lanes in frame.ends
-        for end in lanes
-    )  # fmt: skip
-    return _sealed(head, body)
+    return _sealed(head, b"".join(_packed(end) for lanes in frame.ends for end in lanes))
+
+
+def _packed(end: LaneEnd) -> bytes:
+    numbers = [
+        number for pair in end.pairs for number in ((pair.number, pair.psn) if pair else _NONE)
+    ]
+    gid = next(pair.gid for pair in end.pairs if pair)
+    return _LANE.pack(*numbers, gid, end.key, end.mtu, end.slab)
 
 
 def frame_bytes(head: bytes) -> int:
@@ -139,21 +173,30 @@ def decode(data: bytes) -> RankFrame:
     _magic, _version, lanes, peers, zero, rank, *sizes, _sum = _HEAD.unpack_from(data)
     if zero or not 0 <= rank <= peers:
         raise FrameError(f"a bus frame of rank {rank} with {peers} peers")
-    ends = [_lane_end(data, HEAD_BYTES + _LANE.size * at) for at in range(lanes * peers)]
+    geometry = Geometry(*sizes)
+    if not {Pool.LATENCY, Pool.BULK} <= set(geometry.pools):
+        raise FrameError("a bus frame without latency or bulk slots")
+    places = range(HEAD_BYTES, length, _LANE.size)
+    ends = [_lane_end(data, place, geometry) for place in places]
     return RankFrame(
         rank,
-        Geometry(*sizes),
+        geometry,
         tuple(tuple(ends[lanes * peer : lanes * (peer + 1)]) for peer in range(peers)),
     )
 
 
-def _lane_end(data: bytes, start: int) -> LaneEnd:
-    number, psn, bulk_number, bulk_psn, gid, key, mtu, slab = _LANE.unpack_from(data, start)
-    if max(number, psn, bulk_number, bulk_psn) >= _NUMBERS:
+def _lane_end(data: bytes, start: int, geometry: Geometry) -> LaneEnd:
+    *numbers, gid, key, mtu, slab = _LANE.unpack_from(data, start)
+    if max(numbers) >= _NUMBERS:
         raise FrameError(f"a queue pair's number or first packet beyond {NUMBER_BITS} bits")
     if mtu not in MTUS:
         raise FrameError(f"an MTU of {mtu} bytes")
-    return LaneEnd(Address(number, psn, gid), Address(bulk_number, bulk_psn, gid), key, mtu, slab)
+    there = geometry.pools
+    pairs = tuple(
+        Address(number, psn, gid) if pool in there else None
+        for pool, number, psn in zip(Pool, numbers[::2], numbers[1::2], strict=True)
+    )
+    return LaneEnd(pairs, key, mtu, slab)
 
 
 def encode_notice(kind: Kind, body: bytes = b"") -> bytes:

@@ -7,21 +7,13 @@ credits on their way. Everything begins at a multiple of 64 bytes.
 
 from __future__ import annotations
 
-import enum
 from typing import NamedTuple
 
-from dgpp.net.verbs.frames import Geometry
+from dgpp.net.verbs.frames import Geometry, Pool
 from kernels_numba.meeting import CELL_BYTES
 
 LINE_BYTES = 64
 TEXT_BYTES = 1024
-
-
-class Pool(enum.IntEnum):
-    """Slots of one size: small sums wait for nothing large."""
-
-    LATENCY = 0
-    BULK = 1
 
 
 class Header(NamedTuple):
@@ -70,12 +62,12 @@ class Layout:
 
     def __init__(self, geometry: Geometry, lanes: int, world: int) -> None:
         self.geometry, self.lanes, self.world = geometry, lanes, world
-        self.header = _header(world, (world - 1) * lanes * len(Pool))
+        self.header = _header(world, (world - 1) * lanes * len(geometry.pools))
         self._places: dict[tuple[int, int, Pool], Place] = {}
         end = self.header.end
         for peer in range(world - 1):
             for lane in range(lanes):
-                for pool in Pool:
+                for pool in geometry.pools:
                     place, end = _place(self.header, len(self._places), geometry, pool, end)
                     self._places[peer, lane, pool] = place
         self.bytes = end
@@ -107,10 +99,7 @@ def _place(
     header: Header, number: int, geometry: Geometry, pool: Pool, start: int
 ) -> tuple[Place, int]:
     """The channel whose part of the slab begins at `start`, and where that ends."""
-    if pool is Pool.LATENCY:
-        slots, size = geometry.latency_slots, geometry.latency_slot_bytes
-    else:
-        slots, size = geometry.bulk_slots, geometry.bulk_slot_bytes
+    slots, size = geometry.sizes[pool]
     stride = _aligned(size)
     starts = [start]
     for step in (stride, CELL_BYTES, CELL_BYTES, stride, CELL_BYTES, CELL_BYTES):

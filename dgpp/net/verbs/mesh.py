@@ -1,12 +1,12 @@
-"""All queue pairs of a rank: to every peer, on every lane, for both pools."""
+"""All queue pairs of a rank: to every peer, on every lane, for every pool."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dgpp.net.verbs.frames import LaneEnd, RankFrame
-from dgpp.net.verbs.layout import Layout, Place, Pool
+from dgpp.net.verbs.frames import LaneEnd, Pool, RankFrame
+from dgpp.net.verbs.layout import Layout, Place
 from dgpp.net.verbs.library import CompletionQueue, Port, QueuePair, Region
 from kernels_numba.meeting import CELL_BYTES
 
@@ -77,7 +77,8 @@ class Mesh:
         links = []
         for (peer, lane, pool), pair in self._pairs.items():
             theirs = table[peer].towards(self.rank)[lane]
-            there = theirs.latency if pool is Pool.LATENCY else theirs.bulk
+            there = theirs.pairs[pool]
+            assert there is not None, "the rendezvous compares geometries"
             pair.connect(there, min(theirs.mtu, self._ports[lane].mtu))
             near = self._layout.place(self.rank, peer, lane, pool)
             far = self._layout.place(peer, self.rank, lane, pool)
@@ -103,10 +104,7 @@ class Mesh:
 
     def _open(self, lane: int, port: Port) -> None:
         geometry = self._layout.geometry
-        depths = {
-            Pool.LATENCY: queue_depth(geometry.latency_slots),
-            Pool.BULK: queue_depth(geometry.bulk_slots),
-        }
+        depths = {pool: queue_depth(geometry.sizes[pool][0]) for pool in geometry.pools}
         self._regions.append(port.register(self._address, self._layout.bytes))
         # All that is out may fail at once, sends and receives.
         queue = port.completion_queue(2 * (self.world - 1) * sum(depths.values()))
@@ -117,9 +115,9 @@ class Mesh:
 
     def _end(self, peer: int, lane: int) -> LaneEnd:
         region = self._regions[lane]
+        pairs = (self._pairs.get((peer, lane, pool)) for pool in Pool)
         return LaneEnd(
-            self._pairs[peer, lane, Pool.LATENCY].address,
-            self._pairs[peer, lane, Pool.BULK].address,
+            tuple(pair.address if pair else None for pair in pairs),
             region.rkey,
             self._ports[lane].mtu,
             region.address,

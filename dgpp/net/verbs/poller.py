@@ -16,7 +16,7 @@ from dgpp.errors import DgppError
 from dgpp.net.errors import CollectiveError
 from dgpp.net.futex import futex_wake
 from dgpp.net.verbs.carrier import Carrier
-from dgpp.net.verbs.frames import RankFrame
+from dgpp.net.verbs.frames import Pool, RankFrame
 from dgpp.net.verbs.layout import Layout
 from dgpp.net.verbs.library import Port
 from dgpp.net.verbs.mesh import Mesh
@@ -29,6 +29,8 @@ from kernels_numba.cpu import bus
 NAP_S = 1e-3
 """How long a poller looks for work before it sleeps, where every process has a CPU."""
 MARGIN = 0.85
+DOZE_S = 50e-6
+"""How long it sleeps at once where a device may have work for it, which rings no bell."""
 _STEP_S = 0.01
 FAREWELL_S = 1.0
 """How long a poller that ends waits until its last words have arrived."""
@@ -150,7 +152,11 @@ class Poller:
             if carrier.turn() or self._stopped or slab.asked_to_stop:
                 return
             self.naps += 1
-            for fd in self._bells(max(0.0, until_s - time.monotonic())):
+            wait_s = max(0.0, until_s - time.monotonic())
+            if Pool.DEVICE in self.layout.geometry.pools:
+                time.sleep(min(DOZE_S, wait_s))
+                wait_s = 0.0
+            for fd in self._bells(wait_s):
                 if fd == slab.bell:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(fd)

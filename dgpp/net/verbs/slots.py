@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dgpp.net.verbs.errors import ProtocolError
-from dgpp.net.verbs.layout import Pool
+from dgpp.net.verbs.frames import Pool
 from dgpp.net.verbs.slab import BusSlab
 from kernels_numba.cpu import bus
 
@@ -114,6 +114,17 @@ def _words(cell: int) -> list[int]:
     return [int(word) for word in held]
 
 
+def device_records(slab: BusSlab) -> npt.NDArray[np.int64]:
+    """Channels that a device uses and counts by itself, of all ranks and lanes: int64 [world,
+    lanes, CHANNEL_WORDS], zeros for this rank."""
+    records = np.zeros((slab.world, slab.layout.lanes, bus.CHANNEL_WORDS), np.int64)
+    for peer in range(slab.world):
+        for lane in range(slab.layout.lanes):
+            if peer != slab.rank:
+                records[peer, lane] = End(slab, peer, lane, Pool.DEVICE).words
+    return records
+
+
 class Ends:
     """All of a rank's ends."""
 
@@ -126,20 +137,12 @@ class Ends:
             (peer, lane, pool): End(slab, peer, lane, pool)
             for peer in self.peers
             for lane in range(self.lanes)
-            for pool in Pool
+            for pool in (Pool.LATENCY, Pool.BULK)
         }
 
     def latency(self, peer: int) -> End:
         """The latency pool is used on the first lane."""
         return self._ends[peer, 0, Pool.LATENCY]
-
-    def latency_records(self) -> npt.NDArray[np.int64]:
-        """Of all ranks, int64 [world, CHANNEL_WORDS], zeros for this one: for a device, which from
-        then on keeps their counts alone."""
-        records = np.zeros((self.world, bus.CHANNEL_WORDS), np.int64)
-        for peer in self.peers:
-            records[peer] = self.latency(peer).words
-        return records
 
     def bulk(self, peer: int, stripe: int) -> End:
         """Stripes go round the lanes."""

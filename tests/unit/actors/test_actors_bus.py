@@ -99,7 +99,8 @@ def test_the_poller_starts_first_and_its_memory_is_planned() -> None:
         ({"engine": {"collective": "verbs"}}, "cpu", 2),
         ({"nodes": ["a", "b"]}, "cpu", 2),
         ({"nodes": ["a", "b"], "node_env": [{"DGPP_ROCE_DEVICES": "r0"}, {}]}, "cpu", 1),
-        ({"nodes": ["a", "b"]}, "cuda", 0),
+        ({"nodes": ["a", "b"]}, "cuda", 2),
+        ({"nodes": ["a", "b"]}, "scripted", 0),
     ],
 )
 def test_a_plan_for_elsewhere_has_the_lanes_that_are_named_or_both(more, backend, lanes) -> None:
@@ -107,8 +108,9 @@ def test_a_plan_for_elsewhere_has_the_lanes_that_are_named_or_both(more, backend
 
 
 def test_engine_and_poller_see_one_memory() -> None:
-    engine, poller = share_bus(BUS, 2)
-    layout = bus_layout(BUS, 2)
+    boot = replace(launch.deploy(settings(), log_json=False).boot, bus=BUS)
+    engine, poller = share_bus(boot)
+    layout = bus_layout(boot)
     slabs = [BusSlab(bus_files(files), 1, layout) for files in (engine, poller)]
     slabs[0].blame(0)
     assert slabs[1].blamed(1) == 0

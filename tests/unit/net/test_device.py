@@ -12,10 +12,12 @@ from net_worlds import world_of
 
 from dgpp.errors import ConfigError
 from dgpp.net.choose import open_collective
+from dgpp.net.collective import Wire
 from dgpp.net.device import DeviceCollective
-from dgpp.net.errors import PeerLateError, PeerLeftError, PeerSilentError
+from dgpp.net.errors import CollectiveMismatchError, PeerLateError, PeerLeftError, PeerSilentError
 from dgpp.net.paths import Route, path_of
 from dgpp.net.slab import create_slab
+from dgpp.net.tags import Kind, tag
 from dgpp.net.watch import LOOK_S, Limits
 from kernels_numba.gpu.board import Tally
 from kernels_numba.gpu.errors import CudaError
@@ -32,6 +34,7 @@ class FakeRanks:
         self.limits: list[float] = []
         self.aborted = False
         self.gave_up = -1
+        self.did_instead = (0, 0)
         self.sums: list[tuple[int, bool]] = []
 
     def limit(self, seconds: float) -> None:
@@ -42,6 +45,9 @@ class FakeRanks:
 
     def failed(self) -> int:
         return self.gave_up
+
+    def other(self) -> tuple[int, int]:
+        return self.did_instead
 
     def all_reduce(self, count: int, out, *, add: bool) -> None:
         self.sums.append((count, add))
@@ -108,6 +114,23 @@ def test_a_kernel_that_gave_up_names_the_late_rank(pair) -> None:
         ends[0].check()
 
 
+def test_a_rank_that_did_something_else_is_told(pair) -> None:
+    ends, devices = pair
+    devices[0].gave_up, devices[0].did_instead = 1, (17, tag(Kind.ALL_GATHER, Wire.F32, 96))
+    said = "rank 1 is at an all-gather of 96 bytes, its number 17 on the device, and rank 0 at anot"
+    with pytest.raises(CollectiveMismatchError, match=said):
+        ends[0].check()
+
+
+def test_what_breaks_the_hosts_ends_lets_kernels_go(pair, monkeypatch) -> None:
+    ends, devices = pair
+    broke = PeerLeftError("the poller has ended")
+    monkeypatch.setattr(ends[0]._host, "trouble", lambda: broke)
+    assert until(lambda: devices[0].aborted)
+    with pytest.raises(PeerLeftError, match="the poller has ended"):
+        ends[0].check()
+
+
 @pytest.mark.parametrize(
     "call", [lambda end: end.all_gather(np.zeros(1)), lambda end: end.barrier()]
 )
@@ -144,8 +167,6 @@ def test_a_device_that_cannot_be_reached_is_a_named_setting(pair) -> None:
         ("nccl", "cpu", False, "engine.collective: nccl is of GPUs, the backend is cpu"),
         ("shm", "cuda", False, "engine.collective: shm sums in the host's memory"),
         ("shm", "cpu", True, r"engine.collective: shm is the memory that one `dgpp run` .* verbs"),
-        ("verbs", "cuda", False, "not supported yet: .* engine.collective verbs with GPUs"),
-        ("auto", "cuda", True, 'not supported yet: GPUs of several nodes.* engine.backend "cpu"'),
     ],
 )
 def test_what_cannot_be_served_is_refused(wanted, backend, apart, message) -> None:
@@ -163,6 +184,9 @@ def test_what_cannot_be_served_is_refused(wanted, backend, apart, message) -> No
         ("verbs", "cpu", True, Route.VERBS),
         ("auto", "cuda", False, Route.DEVICES),
         ("nccl", "cuda", False, Route.DEVICES),
+        ("auto", "cuda", True, Route.VERBS),
+        ("nccl", "cuda", True, Route.VERBS),
+        ("verbs", "cuda", False, Route.VERBS),
     ],
 )
 def test_where_ranks_are_decides_how_they_sum(wanted, backend, apart, route) -> None:

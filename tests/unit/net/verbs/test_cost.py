@@ -11,8 +11,7 @@ import pytest
 from fake_verbs import FakePair, address_of
 from fake_world import World, world_of
 
-from dgpp.net.verbs.frames import Geometry
-from dgpp.net.verbs.layout import Pool
+from dgpp.net.verbs.frames import Geometry, Pool
 from dgpp.net.verbs.library import Calls
 from kernels_numba.cpu import bus
 from kernels_numba.cpu.atomics import store_release

@@ -29,24 +29,27 @@ u24 = st.integers(0, 2**24 - 1)
 @st.composite
 def frames(draw):
     peers, lanes = draw(st.integers(1, MOST_PEERS)), draw(st.integers(1, 2))
+    slots, sizes = st.integers(1, 2**32 - 1), [draw(u32) for _ in range(3)]
+    devices = draw(st.sampled_from([0, 1, 2**32 - 1]))
+    geometry = Geometry(draw(slots), sizes[0], draw(slots), sizes[1], devices, sizes[2])
 
     def lane_end():
         gid = draw(st.binary(min_size=16, max_size=16))
-        addresses = [Address(draw(u24), draw(u24), gid) for _ in range(2)]
-        return LaneEnd(
-            *addresses, draw(u32), draw(st.sampled_from(MTUS)), draw(st.integers(0, 2**64 - 1))
-        )
+        pairs = [Address(draw(u24), draw(u24), gid) for _ in range(3 if devices else 2)]
+        pairs += [None] * (3 - len(pairs))
+        mtu, slab = draw(st.sampled_from(MTUS)), draw(st.integers(0, 2**64 - 1))
+        return LaneEnd(tuple(pairs), draw(u32), mtu, slab)
 
     some = tuple(lane_end() for _ in range(lanes))
     ends = tuple(some if peer else tuple(reversed(some)) for peer in range(peers))
-    return RankFrame(draw(st.integers(0, peers)), Geometry(*(draw(u32) for _ in range(4))), ends)
+    return RankFrame(draw(st.integers(0, peers)), geometry, ends)
 
 
 @settings(max_examples=50)
 @given(frames())
 def test_a_frame_comes_back_as_it_went(frame):
     data = encode(frame)
-    assert len(data) == 32 + 48 * frame.lanes * len(frame.ends)
+    assert len(data) == 40 + 56 * frame.lanes * len(frame.ends)
     assert decode(data) == frame
 
 
@@ -88,13 +91,15 @@ def test_noise_is_a_named_error(noise):
 
 def test_a_frame_by_hand():
     """The layout itself, byte by byte: ranks of other releases read it."""
-    end = LaneEnd(Address(1, 2, bytes(range(16))), Address(3, 4, bytes(range(16))), 5, 4096, 6)
-    data = encode(RankFrame(1, Geometry(7, 8, 9, 10), ((end,),)))
-    assert data[:28].hex(" ") == (
-        "44 47 42 53 01 01 01 00 01 00 00 00 07 00 00 00 08 00 00 00 09 00 00 00 0a 00 00 00"
+    gid = bytes(range(16))
+    end = LaneEnd((Address(1, 2, gid), Address(3, 4, gid), Address(13, 14, gid)), 5, 4096, 6)
+    data = encode(RankFrame(1, Geometry(7, 8, 9, 10, 11, 12), ((end,),)))
+    assert data[:36].hex(" ") == (
+        "44 47 42 53 02 01 01 00 01 00 00 00 07 00 00 00 08 00 00 00 09 00 00 00 0a 00 00 00 "
+        "0b 00 00 00 0c 00 00 00"
     )
-    assert data[32:].hex(" ") == (
-        "01 00 00 00 02 00 00 00 03 00 00 00 04 00 00 00 "
+    assert data[40:].hex(" ") == (
+        "01 00 00 00 02 00 00 00 03 00 00 00 04 00 00 00 0d 00 00 00 0e 00 00 00 "
         "00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f "
         "05 00 00 00 00 10 00 00 06 00 00 00 00 00 00 00"
     )
@@ -102,13 +107,19 @@ def test_a_frame_by_hand():
 
 @pytest.mark.parametrize(
     ("at", "value", "said"),
-    [(0, 0, "not a frame"), (4, 2, "bus version 2"), (5, 3, "3 lanes"), (6, 16, "16 peers")],
+    [(0, 0, "not a frame"), (4, 1, "bus version 1"), (5, 3, "3 lanes"), (6, 16, "16 peers")],
 )
 def test_what_is_wrong_with_a_head_is_named(at, value, said):
     data = bytearray(encode(frame_of(0, 2)))
     data[at] = value
     with pytest.raises(FrameError, match=said):
         decode(bytes(data))
+
+
+def test_a_frame_without_slots_that_every_world_needs_is_refused():
+    for geometry in (Geometry(0, 64, 2, 256), Geometry(4, 64, 0, 256)):
+        with pytest.raises(FrameError, match="without latency or bulk slots"):
+            decode(encode(frame_of(0, 2, geometry=geometry)))
 
 
 def test_a_table_has_its_ranks_in_order():
@@ -120,4 +131,4 @@ def test_a_table_has_its_ranks_in_order():
 
 def test_the_lanes_towards_a_peer_skip_the_rank_itself():
     frame = frame_of(1, 4)
-    assert [frame.towards(peer)[0].latency.number for peer in (0, 2, 3)] == [0, 100, 200]
+    assert [frame.towards(peer)[0].pairs[0].number for peer in (0, 2, 3)] == [0, 100, 200]

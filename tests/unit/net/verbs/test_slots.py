@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ranks import SMALL
 
 from dgpp.net.verbs.errors import ProtocolError
-from dgpp.net.verbs.frames import Geometry
-from dgpp.net.verbs.layout import Layout, Pool
+from dgpp.net.verbs.frames import Geometry, Pool
+from dgpp.net.verbs.layout import Layout
 from dgpp.net.verbs.slab import BusSlab, create_bus
 from dgpp.net.verbs.slots import Ends, Mark, OtherCollectiveError
 from kernels_numba.cpu import bus
