@@ -10,6 +10,7 @@ from actors.context import Context
 from actors.journal_join import listen
 from actors.role import Role
 from dgpp.net.roce import chosen
+from dgpp.net.verbs.carrier import BULK_OUT
 from dgpp.net.verbs.library import Port
 from dgpp.net.verbs.packages import load
 from dgpp.net.verbs.poller import Meeting, Poller
@@ -63,8 +64,12 @@ class PollerActor(Role):
             for lane in self._bus.lanes:
                 (device,) = chosen([lane.device], [lane.gid])
                 self._ports.append(library.open(device, lane.gid))
-            layout = bus_layout(self.boot)
-            self._poller = Poller(files, self.boot.rank, layout, self._ports)
+            engine, layout = self.boot.settings.engine, bus_layout(self.boot)
+            self._poller = Poller(
+                files, self.boot.rank, layout, self._ports,
+                pace_gbps=None if engine.bulk_pace_gbps < 0 else engine.bulk_pace_gbps,
+                bulk_out=BULK_OUT if engine.bulk_inflight < 0 else engine.bulk_inflight,
+            )  # fmt: skip
         finally:
             files.close()
 

@@ -387,10 +387,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             10_000,
             also=(-1,),
             unit="Gbit/s",
-            now=LATER,
         ),
     ] = -1.0
     bulk_inflight: Annotated[
         int,
-        _World("bulk stripes in flight per lane; -1: automatic", 1, 1024, also=(-1,), now=LATER),
+        _World("bulk stripes in flight per peer and lane; -1: 4", 1, 1024, also=(-1,)),
     ] = -1

@@ -17,17 +17,23 @@ from kernels_numba.cpu import poller
 from kernels_numba.cpu.requests import REQUEST_WORDS, WC_WORDS
 
 BULK_OUT = 4
-"""Messages of a bulk channel that may be on their way at once."""
+"""Messages of a bulk channel that are on their way at once at most, unless told otherwise."""
 
 
 class Carrier:
     """Over a connected mesh; receives are posted as soon as it is made. One thread uses it.
 
     `pace` are picoseconds that a byte takes at least where messages may be large, by lane; 0 for no
-    pace.
+    pace. `bulk_out` is how many messages of a bulk channel may be on their way.
     """
 
-    def __init__(self, mesh: Mesh, slab: BusSlab, pace: tuple[int, ...] = (0, 0)) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        slab: BusSlab,
+        pace: tuple[int, ...] = (0, 0),
+        bulk_out: int = BULK_OUT,
+    ) -> None:
         self._mesh, self._slab = mesh, slab
         # The rank after this one first: all ranks begin with another.
         self._links = sorted(mesh.links, key=lambda link: (link.peer - mesh.rank) % mesh.world)
@@ -35,7 +41,7 @@ class Carrier:
         """The rank whose work failed."""
         self._records = np.zeros((len(self._links), poller.LINK_WORDS), np.int64)
         for record, link in zip(self._records, self._links, strict=True):
-            _fill(record, link, slab, pace[link.lane])
+            _fill(record, link, slab, pace[link.lane], bulk_out)
         self._queues = np.array([queue_of(mesh, lane) for lane in range(len(mesh.queues))])
         self._memory = np.zeros(poller.POLLED * WC_WORDS + REQUEST_WORDS + 2, np.int64)
         self._loop = np.zeros(poller.LOOP_WORDS, np.int64)
@@ -148,7 +154,7 @@ def queue_of(mesh: Mesh, lane: int) -> int:
     return next(link.pair.calls.queue for link in mesh.links if link.lane == lane)
 
 
-def _fill(record: np.ndarray, link: Link, slab: BusSlab, pace: int) -> None:
+def _fill(record: np.ndarray, link: Link, slab: BusSlab, pace: int, bulk_out: int) -> None:
     near, far, calls = link.near, link.far, link.pair.calls
     bulk, small = near.pool is Pool.BULK, near.pool is Pool.LATENCY
     line = slab.layout.line(slab.rank)
@@ -172,7 +178,7 @@ def _fill(record: np.ndarray, link: Link, slab: BusSlab, pace: int) -> None:
         (poller.LINE, link.start + line),
         (poller.FAR_LINE, link.remote + line),
         (poller.PACE_PS, 0 if small else pace),
-        (poller.MOST_OUT, BULK_OUT if bulk else 0),
+        (poller.MOST_OUT, bulk_out if bulk else 0),
     ):
         record[word] = value
 

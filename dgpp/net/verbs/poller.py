@@ -15,7 +15,7 @@ import msgspec
 from dgpp.errors import DgppError
 from dgpp.net.errors import CollectiveError
 from dgpp.net.futex import futex_wake
-from dgpp.net.verbs.carrier import Carrier
+from dgpp.net.verbs.carrier import BULK_OUT, Carrier
 from dgpp.net.verbs.frames import Pool, RankFrame
 from dgpp.net.verbs.layout import Layout
 from dgpp.net.verbs.library import Port
@@ -51,8 +51,9 @@ class Poller:
     """`ports` are the lanes' and stay the caller's. `join`, then `run` in a thread of its own,
     `stop` from any, then `close`.
 
-    After `nap_s` without work it sleeps until a completion or the engine wakes it. `paced`: large
-    messages leave no faster than the peers' ports take them from all ranks at once.
+    After `nap_s` without work it sleeps until a completion or the engine wakes it. Large messages
+    leave a queue pair no faster than `pace_gbps`; 0: as fast as they can, None: as fast as the
+    peers' ports take them from all ranks at once. `bulk_out` of them are on their way at most.
     """
 
     def __init__(
@@ -63,14 +64,18 @@ class Poller:
         ports: Sequence[Port],
         *,
         nap_s: float | None = None,
-        paced: bool = True,
+        pace_gbps: float | None = None,
+        bulk_out: int = BULK_OUT,
     ) -> None:
         self.rank, self.layout = rank, layout
         self.slab = BusSlab(files, rank, layout)
         self._mesh = Mesh(ports, rank, layout, self.slab.address)
         self._nap_s = default_nap_s(layout.world) if nap_s is None else nap_s
-        lanes = range(layout.lanes)
-        self._pace = tuple(pace(ports[lane].gbps, layout) if paced else 0 for lane in lanes)
+        self._bulk_out = bulk_out
+        self._pace = tuple(
+            picoseconds(share(port.gbps, layout) if pace_gbps is None else pace_gbps)
+            for port in ports
+        )
         self._carrier: Carrier | None = None
         self._stopped = False
         self.naps = 0
@@ -106,7 +111,7 @@ class Poller:
     def connect(self, table: Sequence[RankFrame]) -> None:
         """To all of `table`, everyone's frame by rank: then they may send. Raises BusError."""
         self._mesh.connect(table)
-        self._carrier = Carrier(self._mesh, self.slab, self._pace)
+        self._carrier = Carrier(self._mesh, self.slab, self._pace, self._bulk_out)
         # Compiled now, and not while others wait for this rank's first message.
         self._carrier.carry(0.0, 0.0)
 
@@ -203,13 +208,15 @@ def default_nap_s(world: int) -> float:
     return NAP_S if enough else 0.0
 
 
-def pace(gbps: float, layout: Layout) -> int:
-    """Picoseconds that a byte of one queue pair takes at least: when all peers send at once, their
-    share of the port and a margin, without which switches drop and all wait for retries."""
-    if not gbps:
-        return 0
-    share = gbps / ((layout.world - 1) * layout.lanes) * MARGIN
-    return round(8e3 / share)
+def share(gbps: float, layout: Layout) -> float:
+    """What one queue pair may take of a port of `gbps` when all peers send at once, with a margin,
+    without which switches drop and all wait for retries. 0 for a port that does not tell."""
+    return gbps / ((layout.world - 1) * layout.lanes) * MARGIN
+
+
+def picoseconds(gbps: float) -> int:
+    """A byte takes at this rate; 0 for no limit."""
+    return round(8e3 / gbps) if gbps else 0
 
 
 class Watch:

@@ -236,7 +236,7 @@ def test_one_rank_may_share_the_journal_port():
         (engine(admission_window=7), []),
         (
             engine(bulk_inflight=4, bulk_pace_gbps=1, rendezvous_timeout_ms=9),
-            ["engine.bulk_pace_gbps", "engine.bulk_inflight"],
+            [],
         ),
         (LOCAL | {"ssh_user": "me"}, []),
         (

@@ -11,17 +11,24 @@ from contextlib import closing
 import numpy as np
 import pytest
 from fake_verbs import Fabric
-from fake_world import QUICK, PolledWorld, world_of
+from fake_world import QUICK, PolledWorld, World, world_of
 from ranks import SMALL
 
 from dgpp.net.errors import CollectiveError, PeerLeftError
 from dgpp.net.journal_errors import JoinError
 from dgpp.net.verbs.collective import VerbsCollective
 from dgpp.net.verbs.errors import BusStartError, PollerError
+from dgpp.net.verbs.frames import Geometry
 from dgpp.net.verbs.layout import Layout
-from dgpp.net.verbs.poller import Meeting, Poller, pace
+from dgpp.net.verbs.poller import Meeting, Poller, picoseconds, share
 from dgpp.net.verbs.slab import State, create_bus
+from dgpp.net.verbs.slots import device_records
+from dgpp.net.watch import LOOK_S
+from kernels_numba.cpu import bus
+from kernels_numba.cpu import poller as loop
 from kernels_numba.cpu.memory import Block
+
+MESSAGES = 20
 
 
 def sums(rank, steps=20):
@@ -38,6 +45,27 @@ def test_pollers_carry_whether_they_nap_or_spin(nap_s):
         assert world.run(sums) == [60.0, 60.0]
         naps = [poller.naps for poller in world.pollers]
         assert all(naps) if nap_s == 0.0 else not any(naps)
+
+
+def test_what_a_device_puts_into_its_slots_leaves_without_a_bell():
+    """A poller that waited for one would sleep until its next look."""
+    geometry = Geometry(4, 64, 2, 256, device_slots=4, device_slot_bytes=64)
+    with world_of(2, 1, geometry, kind=PolledWorld, nap_s=0.0) as world:
+        slabs = [poller.slab for poller in world.pollers]
+        near, far = (device_records(slab)[1 - slab.rank, 0] for slab in slabs)
+        near_at, far_at = int(near.ctypes.data), int(far.ctypes.data)
+        payload, took = np.array([7], np.int64), []
+        source = int(payload.ctypes.data)
+        for number in range(1, MESSAGES + 1):
+            began = time.monotonic()
+            while not bus.room(near_at):
+                assert time.monotonic() < began + 30
+            bus.send(near_at, source, 8, bus.fold(source, 1), number, 5)
+            while not bus.take(far_at, number, 5):
+                assert time.monotonic() < began + 30
+            bus.give_back(far_at)
+            took.append(time.monotonic() - began)
+        assert sorted(took)[MESSAGES // 4] < LOOK_S / 4
 
 
 def test_a_poller_that_ends_in_order_leaves_the_others_alone():
@@ -154,5 +182,16 @@ def test_who_does_not_come_up_is_named():
 
 def test_paces_share_a_port_among_all_who_send_to_it():
     # 200 Gb/s for three peers on two lanes: 28.3 Gb/s, 3.54 bytes a nanosecond.
-    assert pace(200.0, Layout(SMALL, 2, 4)) == round(8e3 / 28.333333)
-    assert pace(0.0, Layout(SMALL, 1, 2)) == 0
+    assert picoseconds(share(200.0, Layout(SMALL, 2, 4))) == round(8e3 / 28.333333)
+    assert picoseconds(share(0.0, Layout(SMALL, 1, 2))) == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "pace_ps", "out"), [({}, 0, 4), ({"pace_gbps": 4.0, "bulk_out": 1}, 2000, 1)]
+)
+def test_paces_and_how_many_are_out_follow_what_is_told(told, pace_ps, out):
+    """A fake port does not tell its rate."""
+    with world_of(2, kind=World, geometry=Geometry(4, 64, 4, 256), **told) as world:
+        records = world.pollers[0].carrier._records
+        assert set(records[:, loop.PACE_PS]) == {0, pace_ps}
+        assert set(records[:, loop.MOST_OUT]) == {0, out}

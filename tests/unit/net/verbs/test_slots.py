@@ -45,16 +45,16 @@ def test_equal_words_do_not_cancel_and_places_count():
     assert fold_by_hand([1, 2]) != fold_by_hand([2, 1])
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_no_two_rows_of_a_slab_overlap(world):
-    layout = Layout(Geometry(3, 100, 2, 130), 2, world)
+@pytest.mark.parametrize(("world", "devices"), [(2, 0), (4, 0), (3, 5)])
+def test_no_two_rows_of_a_slab_overlap(world, devices):
+    layout = Layout(Geometry(3, 100, 2, 130, devices, 64), 2, world)
     owners = np.zeros(layout.bytes, np.int64)
     owners[: layout.header.end] += 1
     for peer in range(1, world):
         for lane in range(2):
-            for pool in Pool:
+            for pool in layout.geometry.pools:
                 place = layout.place(0, peer, lane, pool)
-                assert (place.slots, place.slot_bytes) == ((3, 100), (2, 130))[pool]
+                assert (place.slots, place.slot_bytes) == ((3, 100), (2, 130), (5, 64))[pool]
                 for slot in range(place.slots):
                     for first in (place.send, place.receive):
                         start = first + slot * place.stride
@@ -66,10 +66,12 @@ def test_no_two_rows_of_a_slab_overlap(world):
                         owners[start : start + CELL_BYTES] += 1
                         assert start % 64 == 0
     assert owners.max() == 1
-    # Latency slots of 100 bytes take 128, bulk ones of 130 take 192; 4 cells of 64 with each.
-    messages = (world - 1) * 2 * (3 * (2 * 128 + 256) + 2 * (2 * 192 + 256))
+    # Latency slots of 100 bytes take 128, bulk ones of 130 take 192, the device's are whole lines;
+    # 4 cells of 64 with each.
+    lane = 3 * (2 * 128 + 256) + 2 * (2 * 192 + 256) + devices * (2 * 64 + 256)
+    messages = (world - 1) * 2 * lane
     # A line a rank, four blocks of words, two words a channel, a text.
-    counts = -(-8 * (world - 1) * 4 // 64) * 64
+    counts = -(-8 * (world - 1) * 2 * (3 if devices else 2) // 64) * 64
     assert layout.bytes == messages + 64 * world + 4 * 64 + 2 * counts + 1024
 
 
