@@ -5,7 +5,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-_GIT_TIMEOUT_S = 5
+_GIT_TIMEOUT_S = 20
 
 
 def checkout_root() -> Path | None:
@@ -31,11 +31,13 @@ def version() -> str:
         return base
     describe = ["describe", "--always", "--dirty", "--abbrev=12", "--exclude", "*"]
     try:
+        # In a group of its own: a Ctrl-C that cut it short would make this another version.
         done = subprocess.run(
             ["git", "-C", str(root), *describe],
             capture_output=True,
             text=True,
             timeout=_GIT_TIMEOUT_S,
+            process_group=0,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -215,6 +215,19 @@ def test_version(capsys):
     assert version().startswith("0.1.0")
 
 
+def test_a_terminals_ctrl_c_does_not_reach_what_tells_the_version(tmp_path, monkeypatch):
+    """Cut short it would make this another version, which no other node has."""
+    git = tmp_path / "git"
+    git.write_text(
+        "#!/bin/sh\nread -r _ _ _ _ group _ </proc/$$/stat\n"
+        '[ "$group" = $$ ] && echo 0123456789ab\n'
+    )
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("dgpp.config.version.checkout_root", lambda: tmp_path)
+    assert version.__wrapped__().endswith("+g0123456789ab")
+
+
 @pytest.mark.parametrize(
     ("described", "expected"),
     [
