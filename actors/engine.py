@@ -81,6 +81,7 @@ class EngineActor(Role):
             _log.info("%s", lock_memory())
         with self.context.loading(f"the {self.boot.backend} engine"):
             self._engine = await self.context.run_blocking(self._build)
+        self._note_collectives()
         if self._depth:
             self.context.spawn(self._collect())
 
@@ -212,13 +213,17 @@ class EngineActor(Role):
         if trace.replayed:
             block.gauge("last_rows").set(trace.replayed)
             block.counter(f"replays_{trace.replayed}").add()
-        if self._collective is not None:
-            done = self._collective.statistics()
-            block.gauge(f"collectives_{done.path}").set(done.total)
-            for name in COLLECTIVE_FIGURES:
-                block.gauge(f"collective_{name}").set(getattr(done, name))
+        self._note_collectives()
         if trace.gap_ns >= 0:
             block.histogram("replay_gap_seconds").observe(trace.gap_ns / 1e9)
+
+    def _note_collectives(self) -> None:
+        if self._collective is None:
+            return
+        block, done = self.context.statistics, self._collective.statistics()
+        block.gauge(f"collectives_{done.path}").set(done.total)
+        for name in COLLECTIVE_FIGURES:
+            block.gauge(f"collective_{name}").set(getattr(done, name))
 
     async def _keep_pace(self) -> None:
         """Let no step end sooner than `step_ms` after the one before."""

@@ -36,24 +36,27 @@ class Fields:
             raise invalid(f"{self.path(name)} must be a boolean", self.path(name))
         return value
 
-    def integer(self, name: str, low: int, high: int) -> int | None:
+    def integer(self, name: str, low: int, high: int, *, but: int | None = None) -> int | None:
+        """An integer in [low, high] that is not `but`."""
         value = self.get(name)
         if value is None:
             return None
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        fits = isinstance(value, int) and not isinstance(value, bool)
+        if not fits or not low <= value <= high or value == but:
             at = self.path(name)
-            raise invalid(f"{at} must be an integer from {low} to {high}", at)
-        return value
+            besides = "" if but is None else f" and not {but}"
+            raise invalid(f"{at} must be an integer from {low} to {high}{besides}", at)
+        return int(value)
 
-    def number(self, name: str, low: float, high: float) -> float | None:
-        """A number in [low, high]."""
+    def number(self, name: str, low: float, high: float, *, above: bool = False) -> float | None:
+        """A number in [low, high], or in (low, high] where it must be `above` the bound."""
         value = self.get(name)
         if value is None:
             return None
         fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not fits or not low <= value <= high:
+        if not fits or not low <= value <= high or (above and value == low):
             at = self.path(name)
-            span = f"from {low:g} to {high:g}"
+            span = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
             raise invalid(f"{at} must be a number {span}", at)
         return float(value)
 

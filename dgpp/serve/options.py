@@ -35,7 +35,7 @@ def shared_options(fields: Fields, model: ServedModel, logprobs: int) -> dict[st
         "stop": _stop(fields),
         "ignore_eos": fields.boolean("ignore_eos"),
         "prefix_cache": _prefix_cache(fields),
-        "timeout_s": _timeout(fields),
+        "timeout_s": fields.number("timeout_s", 0.0, limits.TIMEOUT_S, above=True),
         "priority": fields.integer("priority", -limits.PRIORITY, limits.PRIORITY) or 0,
         **_streaming(fields, model),
     }
@@ -50,20 +50,10 @@ def _prefix_cache(fields: Fields) -> bool:
     return wanted
 
 
-def _timeout(fields: Fields) -> float | None:
-    seconds = fields.number("timeout_s", 0.0, limits.TIMEOUT_S)
-    if seconds == 0.0:
-        raise invalid(f"timeout_s must be above 0 and at most {limits.TIMEOUT_S:g}", "timeout_s")
-    return seconds
-
-
 def _streaming(fields: Fields, model: ServedModel) -> dict[str, Any]:
     stream = fields.boolean("stream")
     options = fields.object("stream_options")
-    ping = fields.integer("sse_ping_interval", -1, limits.PING_INTERVAL)
-    if ping == 0:
-        at = "sse_ping_interval"
-        raise invalid(f"{at} must be -1 or an integer from 1 to {limits.PING_INTERVAL}", at)
+    ping = fields.integer("sse_ping_interval", -1, limits.PING_INTERVAL, but=0)
     for name, value in (("stream_options", options), ("sse_ping_interval", ping)):
         if value is not None and not stream:
             raise invalid(f"{name} needs stream to be true", name)

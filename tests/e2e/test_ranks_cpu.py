@@ -56,6 +56,7 @@ def answers(server):
 def test_two_ranks_agree_on_every_step(serve, model):
     # Random weights are drawn by each rank for its own part, so one rank says something else.
     server = start(serve, model, placement="inline")
+    assert server.metrics()["collectives"]["path"] == "shm"
     said = answers(server)
     assert all(said)
     assert answers(server) == said

@@ -53,6 +53,7 @@ def serve(tmp_path_factory):
 def test_two_emulated_devices_do_the_same(serve) -> None:
     world = serve(world_size=2)
     assert "collective p2p: rank 1 of 2" in world.log
+    assert world.metrics()["collectives"]["path"] == "p2p"
     found = answers(world, TEXTS, TOKENS)
     assert answers(world, TEXTS[:1], TOKENS) == found[:1]
     require_counted(world)

@@ -94,13 +94,16 @@ class Watched(Fields):
         self._note(name, "boolean")
         return super().boolean(name, default)
 
-    def integer(self, name: str, low: int, high: int) -> int | None:
-        self._note(name, "integer", minimum=low, maximum=high)
-        return super().integer(name, low, high)
+    def integer(self, name: str, low: int, high: int, *, but: int | None = None) -> int | None:
+        besides = {} if but is None else {"not": {"const": but}}
+        self._note(name, "integer", minimum=low, maximum=high, **besides)
+        return super().integer(name, low, high, but=but)
 
-    def number(self, name: str, low: float, high: float) -> float | None:
-        self._note(name, "number", minimum=low, maximum=high)
-        return super().number(name, low, high)
+    def number(self, name: str, low: float, high: float, *, above: bool = False) -> float | None:
+        self._note(
+            name, "number", **{"exclusiveMinimum" if above else "minimum": low}, maximum=high
+        )
+        return super().number(name, low, high, above=above)
 
     def text(self, name: str, *, longest: int | None = None) -> str | None:
         self._note(name, "string", **({} if longest is None else {"maxLength": longest}))

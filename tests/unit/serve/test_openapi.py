@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def probes(schema: Json) -> list[Any]:
     """Values at the edges of a member's schema, and beyond them."""
     found: list[Any] = [None, True, 0, 0.5, "text", [], {}, -1, 10**30, "x" * 600]
     for one in (schema, *schema.get("anyOf", ())):
-        for name, step in (("minimum", -1), ("maximum", 1)):
+        for name, step in (("minimum", -1), ("exclusiveMinimum", -1), ("maximum", 1)):
             if name in one:
                 found += [one[name], one[name] + step]
         found += one.get("enum", ())
@@ -70,9 +71,9 @@ NEEDS_MORE = {"top_logprobs", "stream_options", "sse_ping_interval", "max_comple
 """Members that are only taken beside others."""
 
 LOOSER = {
-    "/v1/chat/completions": {"messages", "tools", "tool_choice", "response_format", "timeout_s"}
+    "/v1/chat/completions": {"messages", "tools", "tool_choice", "response_format"}
     | {"reasoning_effort", "metadata", "logit_bias", "chat_template_kwargs"},
-    "/v1/completions": {"timeout_s", "logit_bias"},
+    "/v1/completions": {"logit_bias"},
     "/v1/responses": {"input", "tools", "tool_choice", "text"},
     "/v1/messages": {"messages", "tools", "tool_choice", "thinking", "system", "stop_sequences"},
 }
@@ -131,3 +132,34 @@ def test_a_member_may_be_what_it_is_in_any_entry() -> None:
     }
     assert entry["properties"]["only_b"] == {"type": ["boolean", "null"]}
     assert schema["properties"]["all"]["maxItems"] == 3
+
+
+SPAN = re.compile(r"(from|above) (\S+) (?:to|and at most) (\S+?)(?: and not (\S+))?$")
+
+
+@pytest.mark.parametrize("post", POSTS, ids=lambda post: post.path)
+def test_a_number_that_is_refused_is_told_exactly_which_are_taken(
+    whole: Json, post: Any, model: ServedModel
+) -> None:
+    base = next(iter(post.examples(model.id).values()))
+    beside = {"sse_ping_interval": {"stream": True}}
+
+    def refusal(name: str, value: object) -> str:
+        body = base | beside.get(name, {}) | {name: value}
+        try:
+            post.parse(json.dumps(body).encode(), "id", model)
+        except ApiError as error:
+            return error.message
+        return ""
+
+    for name, member in body_schema(whole, post.path)["properties"].items():
+        if name in NEEDS_MORE - beside.keys() or "maximum" not in member:
+            continue
+        said = SPAN.search(refusal(name, -(10**30)))
+        assert said is not None, name
+        kind, low, high, but = said.groups()
+        taken = {low: kind == "from", high: True, but: False}
+        for text, is_taken in taken.items():
+            if text is not None:
+                value = int(text) if text.lstrip("-").isdigit() else float(text)
+                assert (refusal(name, value) == "") == is_taken, (name, value)
