@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from actors.boot import Boot
 from actors.journal_join import Connection, Joining
-from actors.outer import OuterWorld
-from actors.supervisor import World
+from actors.outer import SCHEDULER, OuterWorld
+from actors.supervisor import RELEASED, Failure, World
 from dgpp.errors import DgppError
+from dgpp.net.journal_messages import Ended, Leave
+
+LISTEN_S = 0.1
+"""How often a supervisor looks for rank 0's last words before its scheduler can hear them."""
 
 _log = logging.getLogger("dgpp.ranks")
 
@@ -32,7 +39,23 @@ class FollowingWorld(OuterWorld):
         self._facts = facts
         self._make_inner = make_inner
 
+        self._rank = 0
+
     async def start(self) -> None:
+        try:
+            boot, connection = await self._join()
+        except asyncio.CancelledError as end:
+            await self._joining.leave(str(end))
+            raise
+        self._rank = boot.rank
+        _log.info("joined the world of rank 0 as rank %d", boot.rank)
+        listening = asyncio.ensure_future(self._listen())
+        try:
+            await self._enter(self._make_inner(boot, connection), (connection,))
+        finally:
+            listening.cancel()
+
+    async def _join(self) -> tuple[Boot, Connection]:
         given = await self._joining.connect()
         try:
             boot = self._deploy(given)
@@ -40,6 +63,17 @@ class FollowingWorld(OuterWorld):
         except DgppError as error:
             await self._joining.reject(f"{type(error).__name__}: {error}")
             raise
-        connection = await self._joining.join(facts)
-        _log.info("joined the world of rank 0 as rank %d", boot.rank)
-        await self._enter(self._make_inner(boot, connection), (connection,))
+        return boot, await self._joining.join(facts)
+
+    async def _listen(self) -> None:
+        """Until this rank serves: what loads must not keep it from hearing that all is over."""
+        while True:
+            await asyncio.sleep(LISTEN_S)
+            if (words := self._ends.heard()) is not None and self.mute(SCHEDULER):
+                self._fail(Failure(words, RELEASED))
+                return
+
+    def _last_words(self, failure: Failure) -> msgspec.Struct:
+        if failure.exit_status == 0:
+            return Leave(failure.cause)
+        return Ended(self._rank, failure.cause, failure.age_s)

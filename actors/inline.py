@@ -152,6 +152,9 @@ class InlineWorld:
                 task.cancel()
             await asyncio.gather(*facing, return_exceptions=True)
 
+    def mute(self, role: str) -> bool:
+        return role not in self._started and role != self._broken
+
     async def kill(self) -> None:
         for role, context in self.contexts.items():
             context.close()

@@ -147,14 +147,11 @@ class LeaderJournal:
         self._close()
 
     def tell(self, rank: int, cause: str, age_s: float) -> None:
-        """The world is over because `rank` failed by `cause`: the last that the others hear."""
-        if self._over:
-            return
-        body = encode(Ended(rank, cause, age_s))
-        for other, link in self._links.items():
-            if other != rank:
-                link.send_body(body)
-        self._close()
+        """The world is over because `rank` failed by `cause`: the last that the others hear, `rank`
+        too where it does not know."""
+        if not self._over:
+            self._broadcast(encode(Ended(rank, cause, age_s)))
+            self._close()
 
     def _close(self) -> None:
         self._over = True

@@ -9,26 +9,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import socket
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
 from actors.journal_link import no_delay
 from dgpp.errors import ConfigError
-from dgpp.net.journal_errors import FrameError, JoinError
+from dgpp.net.journal_errors import FrameError, JoinError, ReleasedError
 from dgpp.net.journal_frames import JOIN_BYTES, FrameReader, frame
 from dgpp.net.journal_join import Identity, MisfitError, Roster
 from dgpp.net.journal_messages import (
+    LAST_WORDS,
     NONCE_BYTES,
     Beat,
     Challenge,
+    Ended,
+    FromLeader,
+    FromRank,
     Hello,
     Joined,
     JoinFromLeader,
     JoinFromRank,
+    Leave,
     Rejected,
     Welcome,
 )
@@ -40,7 +45,8 @@ CONNECT_S = 5.0
 RETRY_S = 0.1
 BEAT_S = 1.0
 STRANGERS = 64
-"""Connections that have not said who they are; more are not accepted meanwhile."""
+"""Connections that have not said who they are; where more come, the one that has been silent for
+longest gives way, so that whoever says hello properly waits for nobody."""
 
 _READ_BYTES = 64 << 10
 _log = logging.getLogger("dgpp.journal")
@@ -92,31 +98,54 @@ class _Stream:
             raise EOFError
         self.reader.feed(data)
 
-    def check_open(self) -> None:
-        """Raises EOFError when the other side has hung up. Takes nothing: what comes from a rank
-        that has joined is for the scheduler."""
-        with contextlib.suppress(BlockingIOError):
-            if not self.socket.recv(1, socket.MSG_PEEK):
-                raise EOFError
-
-    async def reject(self, reason: str) -> None:
+    async def part(self, last_words: msgspec.Struct) -> None:
         """Say why and close; whether it is heard does not matter any more."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(1.0):
-                await self.send(Rejected(reason))
+                await self.send(last_words)
         self.socket.close()
 
 
-class Gathering:
-    """Rank 0's side: takes connections until every rank has joined."""
+def last_words(connection: Connection, messages: Any) -> Ended | Leave | None:
+    """Those that stand in what nobody has read yet. Takes nothing: what comes from a rank that has
+    joined is for the scheduler. Raises EOFError where there is nothing but the stream's end."""
+    reader = FrameReader(messages, JOIN_BYTES, connection.unread)
+    data: bytes | None
+    try:
+        data = connection.socket.recv(JOIN_BYTES, socket.MSG_PEEK)
+    except BlockingIOError:
+        data = None
+    except ConnectionError:
+        data = b""
+    reader.feed(data or b"")
+    with contextlib.suppress(FrameError):
+        while (message := reader.take()) is not None:
+            if isinstance(message, LAST_WORDS):
+                return message
+    if data == b"":
+        raise EOFError
+    return None
 
-    def __init__(self, listener: socket.socket, roster: Roster, timeout_s: float) -> None:
+
+class Gathering:
+    """Rank 0's side: takes connections until every rank has joined. `on_leave` hears which rank was
+    asked to end meanwhile."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        roster: Roster,
+        timeout_s: float,
+        on_leave: Callable[[str], object],
+    ) -> None:
         self._listener = listener
         self._roster = roster
         self._timeout_s = timeout_s
+        self._on_leave = on_leave
         self._streams: dict[int, _Stream] = {}
         self._talks: set[asyncio.Task[None]] = set()
-        self._places = asyncio.Semaphore(STRANGERS)
+        self._strangers: dict[asyncio.Task[None], _Stream] = {}
+        self._crowded = False
         self._all = asyncio.Event()
         self._misfit: asyncio.Future[JoinError] = asyncio.get_running_loop().create_future()
         self._turned_away = ""
@@ -137,8 +166,9 @@ class Gathering:
                 raise self._misfit.result() if self._misfit.done() else self._absence()
         except BaseException as error:
             await self._end(complete, accepting)
+            ended = Ended(0, f"the world does not start: {error}")
             for stream in self._streams.values():
-                await stream.reject(f"the world does not start: {error}")
+                await stream.part(ended)
             raise
         finally:
             self._listener.close()
@@ -164,17 +194,36 @@ class Gathering:
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._places.acquire()
             try:
                 connection, (host, port) = await loop.sock_accept(self._listener)
             except OSError as error:
                 raise JoinError(f"ports.journal: {error.strerror}") from error
-            talk = loop.create_task(self._talk(_Stream(connection, JoinFromRank), f"{host}:{port}"))
+            stream = _Stream(connection, JoinFromRank)
+            if len(self._strangers) >= STRANGERS:
+                self._make_room()
+            talk = loop.create_task(self._talk(stream, f"{host}:{port}"))
             self._talks.add(talk)
-            talk.add_done_callback(self._talks.discard)
+            self._strangers[talk] = stream
+            talk.add_done_callback(self._talked)
+
+    def _make_room(self) -> None:
+        """The oldest stranger gives way; a rank among them comes again."""
+        next(talk for talk in self._strangers if not talk.cancelling()).cancel()
+        if not self._crowded:
+            self._crowded = True
+            _log.warning(
+                "journal: more than %d connections say nothing: the oldest give way", STRANGERS
+            )
+
+    def _talked(self, talk: asyncio.Task[None]) -> None:
+        self._talks.discard(talk)
+        if (stranger := self._strangers.pop(talk, None)) is not None:
+            stranger.socket.close()
 
     async def _talk(self, stream: _Stream, where: str) -> None:
         rank = None
+        this = asyncio.current_task()
+        assert this is not None
         try:
             async with asyncio.timeout(HELLO_S):
                 challenge = Challenge(secrets.token_bytes(NONCE_BYTES))
@@ -184,7 +233,8 @@ class Gathering:
                     raise FrameError(f"{type(hello).__name__} instead of a hello")
                 welcome = self._roster.greet(hello, challenge)
                 rank = hello.rank
-                self._places.release()
+                del self._strangers[this]
+                self._streams[rank] = stream
                 await stream.send(welcome)
             if self._roster.adopts(hello):
                 _log.info("rank %d came with other settings and adopts rank 0's", rank)
@@ -202,10 +252,11 @@ class Gathering:
         joined = await stream.receive()
         if isinstance(joined, Rejected):
             raise MisfitError(f"rank {rank} cannot take part: {joined.reason}")
+        if isinstance(joined, Leave):
+            self._leave(rank, joined)
         if not isinstance(joined, Joined):
             raise FrameError(f"{type(joined).__name__} from rank {rank}, which had not joined")
         self._roster.join(rank, joined)
-        self._streams[rank] = stream
         _log.info("rank %d joined from %s; %s", rank, where, self._roster.progress())
         if not self._roster.missing:
             self._all.set()
@@ -213,17 +264,26 @@ class Gathering:
         while True:
             await stream.send(Beat())
             await asyncio.sleep(BEAT_S)
-            stream.check_open()
+            match last_words(Connection(stream.socket, stream.reader.unread), FromRank):
+                case Ended(at, cause):
+                    raise MisfitError(f"rank {at}: {cause}")
+                case Leave() as leave:
+                    self._leave(rank, leave)
+
+    def _leave(self, rank: int, leave: Leave) -> NoReturn:
+        """The world is to end, and with it this talk."""
+        self._on_leave(f"rank {rank}: {leave.why}")
+        raise EOFError
 
     async def _turn_away(self, stream: _Stream, rank: int | None, where: str, why: str) -> None:
         if rank is None:
-            self._places.release()
             self._turned_away = f"{where}: {why}"
         else:
             self._streams.pop(rank, None)
             self._roster.forget(rank)
         _log.warning("journal: %s turned away: %s", where if rank is None else f"rank {rank}", why)
-        await stream.reject(why)
+        # Once it was welcome, its scheduler may be the one that hears.
+        await stream.part(Rejected(why) if rank is None else Ended(0, why))
 
     def _end_by(self, error: JoinError) -> None:
         if not self._misfit.done():
@@ -252,40 +312,61 @@ class Joining:
         where = "{}:{}".format(*self._address)
         try:
             async with asyncio.timeout(self._timeout_s):
-                stream, challenge = await self._reach()
-                self._stream = stream
-                nonce = secrets.token_bytes(NONCE_BYTES)
-                await stream.send(self._identity.hello(challenge, nonce))
-                welcome = await self._hear()
+                heard = await self._say_hello()
         except TimeoutError:
             found = "did not answer" if self._stream else "was not found"
             raise JoinError(
                 f"engine.rendezvous_timeout_ms: rank 0 {found} at {where} within "
                 f"{self._timeout_s:g} s"
             ) from None
-        except (EOFError, OSError) as error:
-            raise JoinError(f"rank 0 at {where} hung up: {error}") from error
         except FrameError as error:
             raise JoinError(f"rank 0 at {where}: {error}") from error
+        welcome, challenge, nonce = heard
         if not isinstance(welcome, Welcome):
             raise JoinError(f"rank 0 at {where}: {type(welcome).__name__} instead of a welcome")
         self._identity.check_welcome(welcome, challenge, nonce)
         return welcome.settings
 
+    async def _say_hello(self) -> tuple[Any, Challenge, bytes]:
+        """What rank 0 answers, to which challenge and nonce. Where it hangs up, so many strangers
+        came that this connection gave way: again."""
+        while True:
+            self._stream, challenge = await self._reach()
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            try:
+                await self._stream.send(self._identity.hello(challenge, nonce))
+                return await self._hear(), challenge, nonce
+            except (EOFError, ConnectionError):
+                self._stream.socket.close()
+            await asyncio.sleep(RETRY_S)
+
     async def join(self, facts: dict[str, str]) -> Connection:
-        """This rank is complete; the connection is the scheduler's from now on."""
+        """This rank is complete; the connection is the scheduler's from now on. Raises JoinError
+        where rank 0 is gone, ReleasedError where it said why."""
         stream = self._stream
         assert stream is not None
+        connection = Connection(stream.socket, stream.reader.unread)
         try:
+            if isinstance(ended := last_words(connection, FromLeader), Ended):
+                raise ReleasedError(ended.words)
             await stream.send(Joined(facts))
-        except OSError as error:
-            raise JoinError(f"rank 0 hung up: {os.strerror(error.errno or 0)}") from error
-        return Connection(stream.socket, stream.reader.unread)
+        except (EOFError, OSError) as error:
+            stream.socket.close()
+            raise JoinError(f"rank 0 hung up: {error}") from error
+        except ReleasedError:
+            stream.socket.close()
+            raise
+        return connection
 
     async def reject(self, reason: str) -> None:
         """Tell rank 0 why this rank cannot take part."""
         if self._stream is not None:
-            await self._stream.reject(reason)
+            await self._stream.part(Rejected(reason))
+
+    async def leave(self, why: str) -> None:
+        """Tell rank 0 why this rank ends before it has joined."""
+        if self._stream is not None:
+            await self._stream.part(Leave(why))
 
     async def _hear(self) -> Any:
         assert self._stream is not None

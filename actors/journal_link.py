@@ -11,6 +11,7 @@ import msgspec
 
 from dgpp.net.journal_errors import FrameError
 from dgpp.net.journal_frames import UNNUMBERED, FrameReader, encode, following, header
+from dgpp.net.journal_messages import LAST_WORDS
 
 
 class JournalLink(asyncio.Protocol):
@@ -28,7 +29,7 @@ class JournalLink(asyncio.Protocol):
         on_garbage: Callable[[FrameError], object],
         on_end: Callable[[str], object],
     ) -> None:
-        self._reader = FrameReader(messages, limit, unread, numbered=True)
+        self._reader = FrameReader(messages, limit, unread, numbered=True, last_words=LAST_WORDS)
         self._sent = UNNUMBERED
         self._on_message = on_message
         self._on_garbage = on_garbage

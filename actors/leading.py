@@ -7,13 +7,16 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage
 from actors.journal_join import Connection, Gathering
 from actors.outer import OuterWorld
 from actors.rank_process import RankProcess
 from actors.rank_spec import RankSpec
-from actors.supervisor import Failure, Settings, World
+from actors.supervisor import Failure, Settings, World, own_standstill
 from dgpp.net.journal_join import Roster
+from dgpp.net.journal_messages import Ended
 
 RANK_0 = 0
 """Rank 0's word in the heart-beat page of a host's ranks."""
@@ -21,7 +24,7 @@ RANK_0 = 0
 LEAVE_S = 5.0
 """What the other ranks get to end after an orderly stop."""
 
-END_S = 0.4
+END_S = 0.6
 """The same after a failure: by then they have been told."""
 
 _log = logging.getLogger("dgpp.ranks")
@@ -60,9 +63,10 @@ class LeadingWorld(OuterWorld):
             self._heartbeat = Heartbeat(self._page, RANK_0)
             self._heartbeat.start()
             for spec in self._specs:
-                self._ranks.append(RankProcess(self._loop, spec, self._page, self._fail))
+                self._ranks.append(RankProcess(self._loop, spec, self._page, self._fail, self._ask))
             self._timer = self._loop.call_later(BEAT_S, self._look)
-        connections = await Gathering(self._listener, self._roster, self._timeout_s).gather()
+        gathering = Gathering(self._listener, self._roster, self._timeout_s, self._ask)
+        connections = await gathering.gather()
         await self._enter(self._make_inner(connections), connections.values())
         for rank in self._ranks:
             rank.serving()
@@ -94,8 +98,13 @@ class LeadingWorld(OuterWorld):
         if self._heartbeat is not None:
             self._heartbeat.stop()
 
+    def _last_words(self, failure: Failure) -> msgspec.Struct:
+        return Ended(RANK_0, failure.cause, failure.age_s)
+
     def _look(self) -> None:
         self._timer = self._loop.call_later(BEAT_S, self._look)
+        if self._page is not None and self._page.accused(RANK_0):
+            self._fail(own_standstill(RANK_0))
         for rank in self._ranks:
             rank.look(self._settings.stall_s, self._settings.start_stall_s)
 

@@ -1,12 +1,22 @@
-"""A world that comes together before its actors exist: what leading and following ranks share."""
+"""A world that comes together before its actors exist: what leading and following ranks share.
+
+Its supervisor keeps the journal's connections too: for what must be said while the scheduler that
+has them cannot.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
 
+import msgspec
+
+from actors.journal_ends import JournalEnds
 from actors.journal_join import Connection
 from actors.supervisor import Failure, World
+
+SCHEDULER = "scheduler"
+"""The role that has the journal."""
 
 
 class OuterWorld:
@@ -20,6 +30,7 @@ class OuterWorld:
         self.failure: asyncio.Future[Failure] = loop.create_future()
         self.asked: asyncio.Future[str] = loop.create_future()
         self._inner: World | None = None
+        self._ends = JournalEnds()
 
     async def drain(self, timeout_s: float) -> None:
         if self._inner is not None:
@@ -30,24 +41,33 @@ class OuterWorld:
             await self._inner.stop()
 
     async def fail(self, failure: Failure, code: str, grace_s: float) -> None:
-        if self._inner is not None:
-            await self._inner.fail(failure, code, grace_s)
+        if self._inner is None:
+            return
+        if self._inner.mute(SCHEDULER):
+            self._ends.say(self._last_words(failure))
+        else:
+            self._ends.close()
+        await self._inner.fail(failure, code, grace_s)
+
+    def mute(self, role: str) -> bool:
+        return self._inner is None or self._inner.mute(role)
 
     async def kill(self) -> None:
         if self._inner is not None:
             await self._inner.kill()
+        self._ends.close()
+
+    def _last_words(self, failure: Failure) -> msgspec.Struct:
+        """What the other ranks hear of a failure."""
+        raise NotImplementedError
 
     async def _enter(self, inner: World, connections: Iterable[Connection]) -> None:
-        """Start the actors; what happens to them happens to this world. They have the connections
-        then, and this process lets go of them: an actor's end must end them."""
+        """Start the actors; what happens to them happens to this world."""
         self._inner = inner
+        self._ends = JournalEnds(connections)
         inner.failure.add_done_callback(self._inner_failed)
         inner.asked.add_done_callback(self._inner_asked)
-        try:
-            await inner.start()
-        finally:
-            for connection in connections:
-                connection.socket.close()
+        await inner.start()
 
     def _fail(self, failure: Failure) -> None:
         if not self.failure.done():
@@ -57,6 +77,10 @@ class OuterWorld:
         if not failure.cancelled():
             self._fail(failure.result())
 
+    def _ask(self, why: str) -> None:
+        if not self.asked.done():
+            self.asked.set_result(why)
+
     def _inner_asked(self, asked: asyncio.Future[str]) -> None:
-        if not (asked.cancelled() or self.asked.done()):
-            self.asked.set_result(asked.result())
+        if not asked.cancelled():
+            self._ask(asked.result())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from actors import control
-from actors.heartbeat import HeartbeatPage, HeartbeatWatch
+from actors.heartbeat import HeartbeatPage, HeartbeatWatch, Standstill
 from actors.pidfd import PidfdWatch
 from actors.spec import ChildSpec, write_spec
 from actors.supervisor import Failure
@@ -23,7 +23,8 @@ _log = logging.getLogger("dgpp.supervisor")
 
 class ChildProcess:
     """Starts the child at once. `on_failed` hears when it breaks: it said so, it ended unasked, or
-    it ended badly when asked to stop. `on_asked` hears why it wants the world to end in order."""
+    it ended badly when asked to stop. `on_asked` hears why it wants the world to end in order.
+    `spoke`: it said itself how it broke, to whom it could."""
 
     def __init__(
         self,
@@ -43,15 +44,16 @@ class ChildProcess:
         self.drained = asyncio.Event()
         self.exited = asyncio.Event()
         self.broken = False
+        self.spoke = False
         self._page = page
         self._index = spec.index
-        self._watch = HeartbeatWatch(page, spec.index)
         self._loading = False
         self._stopping = False
         self._killed = False
         self._on_failed = on_failed
         self._on_asked = on_asked
         self._process = _execute(role, spec)
+        self._watch = HeartbeatWatch(page, spec.index, self._process.pid)
         self._control = control.ControlChannel(
             loop, control_end, control.FromChild, self._hear, lambda: None
         )
@@ -75,13 +77,19 @@ class ChildProcess:
         if not self.exited.is_set():
             self._process.kill()
 
-    def look(self, stall_s: float, start_stall_s: float) -> float | None:
-        """Once per beat: for how many seconds it stood still, when that is too long."""
-        still = self._watch.look()
-        if self._stopping or self._killed or self.exited.is_set():
-            return None
+    def look(self, stall_s: float, start_stall_s: float) -> Standstill | None:
+        """Once per beat: that it stands still, when that is for too long. One that was told to end
+        has its own time for that, but not while a signal stops it."""
         patient = self._loading or not self.ready.is_set()
-        return still if still >= (start_stall_s if patient else stall_s) else None
+        standstill = self._watch.look(start_stall_s if patient else stall_s)
+        if standstill is None or self._killed or self.exited.is_set():
+            return None
+        return standstill if standstill.stopped or not self._stopping else None
+
+    def lost(self, standstill: Standstill) -> None:
+        """It stood still for too long: that breaks the world."""
+        self.broken = True
+        self._on_failed(Failure(f"{self.who} {standstill.words}", 2, standstill.seconds))
 
     def close(self) -> None:
         """Free its fds. The process has ended, or is killed and left to the kernel."""
@@ -103,14 +111,14 @@ class ChildProcess:
                     _log.info("%s: %s", self.who, what)
                 self._forgive()
             case control.Failed(kind, text, exit_status, age_s):
-                self.broken = True
+                self.broken = self.spoke = True
                 self._on_failed(Failure(f"{self.who} failed: {kind}: {text}", exit_status, age_s))
             case control.End(why):
                 self._on_asked(why)
 
     def _forgive(self) -> None:
         """What came before does not count by the rule that applies now."""
-        self._watch = HeartbeatWatch(self._page, self._index)
+        self._watch = HeartbeatWatch(self._page, self._index, self._process.pid)
 
     def _ended(self) -> None:
         # What it said before it died is the better cause.

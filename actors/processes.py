@@ -16,7 +16,7 @@ from actors.ring import format_ring, ring_memory_bytes
 from actors.slots import slots_memory_bytes
 from actors.spec import ChannelFds, ChildSpec, StatisticsFd, channel_fds
 from actors.statistics import block_bytes
-from actors.supervisor import Failure, Settings
+from actors.supervisor import Failure, Settings, own_standstill
 from actors.topology import ChannelSpec, RoleSpec, Topology
 
 _REAP_S = 1.0
@@ -124,19 +124,19 @@ class ProcessWorld:
                 await child.exited.wait()
 
     async def fail(self, failure: Failure, code: str, grace_s: float) -> None:
-        facing = [
-            child
-            for child in self.children
-            if child.role.faces_outside
-            and child.ready.is_set()
-            and not (child.broken or child.exited.is_set())
-        ]
+        facing = self._facing()
         for child in self.children:
             if child not in facing:
                 child.kill()
         for child in facing:
             child.send(control.Fail(failure.cause, code, failure.age_s))
         await _all_exited(facing, grace_s)
+
+    def mute(self, role: str) -> bool:
+        for child in self.children:
+            if child.role.role == role:
+                return not (child.spoke or child in self._facing())
+        return True
 
     async def kill(self) -> None:
         if self._look_timer is not None:
@@ -149,6 +149,16 @@ class ProcessWorld:
         if self._heartbeat is not None and self._page is not None:
             self._heartbeat.stop()
             self._page.close()
+
+    def _facing(self) -> list[ChildProcess]:
+        """Those who face outside and are able to tell what happened."""
+        return [
+            child
+            for child in self.children
+            if child.role.faces_outside
+            and child.ready.is_set()
+            and not (child.broken or child.exited.is_set())
+        ]
 
     def _start_child(
         self, role: RoleSpec, index: int, wiring: _Wiring, page: HeartbeatPage
@@ -185,11 +195,12 @@ class ProcessWorld:
 
     def _look(self) -> None:
         self._look_timer = self._loop.call_later(BEAT_S, self._look)
+        if self._page is not None and self._page.accused(SUPERVISOR):
+            self._fail(own_standstill(self.topology.rank))
         for child in self.children:
-            still_s = child.look(self._settings.stall_s, self._settings.start_stall_s)
-            if still_s is not None:
-                child.broken = True
-                self._fail(Failure(f"{child.who} stopped responding", 2, still_s))
+            standstill = child.look(self._settings.stall_s, self._settings.start_stall_s)
+            if standstill is not None:
+                child.lost(standstill)
 
 
 async def _all_exited(children: list[ChildProcess], timeout_s: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from actors.heartbeat import HeartbeatPage, HeartbeatWatch
 from actors.pidfd import PidfdWatch
 from actors.rank_spec import RankSpec, write_rank_spec
-from actors.supervisor import Failure
+from actors.supervisor import SIGNALS, Failure
 
 TOLD_S = 0.2
 """A rank that exits by itself has told rank 0's scheduler why: that cause goes first."""
@@ -21,7 +21,8 @@ _log = logging.getLogger("dgpp.ranks")
 
 
 class RankProcess:
-    """Starts the rank at once. `on_failed` hears when it ends unasked or stops responding."""
+    """Starts the rank at once. `on_failed` hears when it ends unasked or stops responding,
+    `on_asked` when somebody else asked it to end before it served."""
 
     def __init__(
         self,
@@ -29,17 +30,20 @@ class RankProcess:
         spec: RankSpec,
         page: HeartbeatPage,
         on_failed: Callable[[Failure], object],
+        on_asked: Callable[[str], object],
     ) -> None:
         self.rank = spec.rank
         self.exited = asyncio.Event()
         self._loop = loop
         self._page = page
         self._on_failed = on_failed
+        self._on_asked = on_asked
         self._ending = False
         self._killed = False
         self._serving = False
-        self._watch = HeartbeatWatch(page, spec.rank)
+        self._lost = False
         self._process = _execute(spec)
+        self._watch = HeartbeatWatch(page, spec.rank, self._process.pid)
         self._pidfd = PidfdWatch(loop, self._process.pid, self._ended)
 
     @property
@@ -49,7 +53,7 @@ class RankProcess:
     def serving(self) -> None:
         """The world serves: from now on a standstill is a failure soon."""
         self._serving = True
-        self._watch = HeartbeatWatch(self._page, self.rank)
+        self._watch = HeartbeatWatch(self._page, self.rank, self._process.pid)
 
     def ending(self) -> None:
         """The world ends: its exit is expected."""
@@ -62,11 +66,14 @@ class RankProcess:
             self._process.kill()
 
     def look(self, stall_s: float, start_stall_s: float) -> None:
-        """Once per beat: is it alive?"""
-        still_s = self._watch.look()
-        if not self._ending and still_s >= (stall_s if self._serving else start_stall_s):
-            self._ending = True
-            self._on_failed(Failure(f"supervisor of {self.who} stopped responding", 2, still_s))
+        """Once per beat: is it alive? While it ends it may take its time, unless it is stopped."""
+        standstill = self._watch.look(stall_s if self._serving else start_stall_s)
+        if standstill is None or self._lost or self._killed or self.exited.is_set():
+            return
+        if standstill.stopped or not self._ending:
+            self._ending = self._lost = True
+            cause = f"supervisor of {self.who} {standstill.words}"
+            self._on_failed(Failure(cause, 2, standstill.seconds))
 
     def close(self) -> None:
         self._pidfd.close()
@@ -74,20 +81,21 @@ class RankProcess:
     def _ended(self) -> None:
         status = self._process.wait()
         self.exited.set()
-        killed = f"{self.who} was killed by signal {-status}"
-        exited = f"{self.who} exited with status {status}"
-        _log.log(
-            logging.INFO if status == 0 or self._killed else logging.ERROR,
-            "%s",
-            killed if status < 0 else exited,
-        )
+        if self._killed:
+            _log.info("%s did not end by itself and was killed", self.who)
+            return
+        said = f"exited with status {status}" if status >= 0 else f"was killed by signal {-status}"
+        _log.log(logging.ERROR if status else logging.INFO, "%s %s", self.who, said)
         if self._ending:
             return
         self._ending = True
-        if status < 0:
-            self._on_failed(Failure(killed, 2))
+        asked = not self._serving and (status == 0 or -status in SIGNALS)
+        if asked:
+            self._on_asked(f"{self.who}: was asked to end: it {said}")
+        elif status < 0:
+            self._on_failed(Failure(f"{self.who} {said}", 2))
         else:
-            self._loop.call_later(TOLD_S, self._on_failed, Failure(exited, 2))
+            self._loop.call_later(TOLD_S, self._on_failed, Failure(f"{self.who} {said}", 2))
 
 
 def _execute(spec: RankSpec) -> subprocess.Popen[bytes]:

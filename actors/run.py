@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -10,7 +11,7 @@ import uvloop
 
 from actors.inline import InlineWorld
 from actors.processes import ProcessWorld
-from actors.supervisor import Settings, Supervisor, World
+from actors.supervisor import SIGNALS, Settings, Supervisor, World
 from actors.topology import Topology
 
 Placement = Literal["processes", "inline"]
@@ -31,12 +32,16 @@ def supervise(
     """Run what `make` makes. Returns the exit status: 0 orderly, 1 failed to start, 2 failed while
     serving or forced, 3 released by another rank.
 
-    `on_ready` is called once, when every actor serves. Handles SIGINT, SIGTERM and SIGHUP; must
-    run in the main thread. What `start` of the world raises passes through.
+    `on_ready` is called once, when every actor serves. Handles SIGINT, SIGTERM and SIGHUP, and
+    ignores them from then on: the status is settled, and a late signal must not become it. Must run
+    in the main thread. What `start` of the world raises passes through.
     """
 
     async def live() -> int:
-        return await Supervisor(make(), settings, on_ready).run()
+        status = await Supervisor(make(), settings, on_ready).run()
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        return status
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(live())

@@ -211,8 +211,8 @@ def _with_bus(boot: Boot, host: str, token: bytes) -> Boot:
 
 
 def _end(connection: socket.socket, placement: str) -> int:
-    """The connection's fd; inline the actor takes this very one over."""
-    return connection.detach() if placement == "inline" else connection.fileno()
+    """The connection's fd; inline the actor gets one of its own, as a process would."""
+    return os.dup(connection.fileno()) if placement == "inline" else connection.fileno()
 
 
 def _boots(boot: Boot) -> dict[str, bytes]:

@@ -16,13 +16,15 @@ from typing import Any, Protocol
 
 import msgspec
 
+from actors.heartbeat import STOPPED_S, Standstill
+
 _log = logging.getLogger("dgpp.supervisor")
 
 ENGINE_FAILURE = "engine_failure"
 SERVER_SHUTDOWN = "server_shutdown"
 FAILED_TO_START = 1
 RELEASED = 3
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +77,18 @@ class World(Protocol):
         """End everything but the roles that face outside; those get `grace_s` to tell whoever
         waits there."""
 
+    def mute(self, role: str) -> bool:
+        """Whether this actor can tell nobody of a failure: it is not up, or gone, or stopped, and
+        did not tell either."""
+
     async def kill(self) -> None:
         """Returns when nothing is left; every fd is closed."""
+
+
+def own_standstill(rank: int) -> Failure:
+    """What a supervisor says that others found stopped, and woke."""
+    standstill = Standstill(STOPPED_S, stopped=True)
+    return Failure(f"supervisor of rank {rank} {standstill.words}", 2, standstill.seconds)
 
 
 class Supervisor:
@@ -98,14 +110,14 @@ class Supervisor:
 
     async def run(self) -> int:
         """Returns the exit status: 0 orderly, 1 failed to start, 2 failed or forced."""
-        for number in _SIGNALS:
+        for number in SIGNALS:
             self._loop.add_signal_handler(number, self._signalled, number)
         self._world.asked.add_done_callback(self._world_asked)
         try:
             return await self._live()
         finally:
             await self._world.kill()
-            for number in _SIGNALS:
+            for number in SIGNALS:
                 self._loop.remove_signal_handler(number)
 
     async def _live(self) -> int:
@@ -115,7 +127,7 @@ class Supervisor:
         if self._world.failure.done():
             return await self._failed(self._world.failure.result(), ready=False)
         if self._asked.done():
-            why = f"stopped by {self._asked.result()} before it was ready"
+            why = f"stopped before it was ready: {self._asked.result()}"
             _log.info("%s", why)
             await self._last_words(Failure(why, 0), SERVER_SHUTDOWN)
             return 0
@@ -141,11 +153,11 @@ class Supervisor:
                 _log.warning("not drained within %g s", timeout_s)
             if not self._interrupted():
                 await self._until(self._world.stop(), self._forced)
+            if self._world.failure.done():
+                return await self._failed(self._world.failure.result(), ready=True)
             if self._forced.done():
                 _log.error("second signal: killed")
                 return 2
-            if self._world.failure.done():
-                return await self._failed(self._world.failure.result(), ready=True)
             return 0
         finally:
             if watchdog is not None:
@@ -187,9 +199,15 @@ class Supervisor:
         if task.done():
             task.result()
             return True
-        task.cancel()
+        task.cancel(self._why())
         await asyncio.gather(task, return_exceptions=True)
         return False
+
+    def _why(self) -> str:
+        """Why what is under way must end, for whoever it talks to."""
+        if self._world.failure.done():
+            return self._world.failure.result().cause
+        return f"was asked to end: {self._asked.result()}" if self._asked.done() else "out of time"
 
     def _signalled(self, number: int) -> None:
         self._signals += 1

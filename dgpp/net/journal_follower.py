@@ -55,8 +55,8 @@ class Follower:
             case Stop() if self._stop is None:
                 self._check_number("stop after", message.ticks)
                 self._stop = message
-            case Ended(rank, cause):
-                raise ReleasedError(f"rank {rank} ended the world: {cause}")
+            case Ended():
+                raise ReleasedError(message.words)
             case _:
                 raise JournalContractError(f"rank 0 said {type(message).__name__} out of turn")
 

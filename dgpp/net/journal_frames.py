@@ -3,8 +3,9 @@
 A frame is the three bytes `DGJ`, the protocol number, u32 body bytes, u32 number, u32 CRC-32 of the
 body and that number (all big-endian), then the body in msgpack. Frames of a running journal are
 numbered from 1 on in each direction, so that none is lost, doubled or out of place unseen; before
-the first of them, while ranks join, the number is 0. The bound is known before a frame is read: a
-few KiB until the other side has proved who it is.
+the first of them, while ranks join, the number is 0. So is that of last words, which another
+process says for one that cannot speak any more. The bound is known before a frame is read: a few
+KiB until the other side has proved who it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 
 from dgpp.net.journal_errors import FrameError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every change of what a frame or a message looks like."""
 
 JOIN_BYTES = 64 << 10
@@ -58,12 +59,20 @@ class FrameReader:
     """Cuts what arrives into messages of `messages` (a union of tagged Structs).
 
     Holds at most one frame of `limit` bytes and what came behind it in the same read. With
-    `numbered` frames must come as they are numbered, but for what was sent before the first number.
+    `numbered` frames must come as they are numbered, but for what was sent before the first number
+    and for `last_words`.
     """
 
     def __init__(
-        self, messages: Any, limit: int, unread: bytes = b"", *, numbered: bool = False
+        self,
+        messages: Any,
+        limit: int,
+        unread: bytes = b"",
+        *,
+        numbered: bool = False,
+        last_words: tuple[type, ...] = (),
     ) -> None:
+        self._last_words = last_words
         self._decode = msgspec.msgpack.Decoder(messages).decode
         self._limit = limit
         self._numbered = numbered
@@ -101,15 +110,16 @@ class FrameReader:
         self._start = end
         if zlib.crc32(_NUMBER.pack(number), zlib.crc32(body)) != checksum:
             raise FrameError(f"a frame of {length} bytes is damaged (CRC-32)")
-        if self._numbered:
-            self._check_number(number)
         try:
-            return self._decode(body)
+            message = self._decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise FrameError(f"a frame is none of the messages expected here: {error}") from error
+        if self._numbered:
+            self._check_number(number, isinstance(message, self._last_words))
+        return message
 
-    def _check_number(self, number: int) -> None:
-        if number == UNNUMBERED and not self._begun:
+    def _check_number(self, number: int, is_last: bool) -> None:
+        if number == UNNUMBERED and (is_last or not self._begun):
             return
         if number != self._due:
             raise FrameError(f"frame {number} came, {self._due} was due: lost or out of order")

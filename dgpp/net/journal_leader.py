@@ -50,6 +50,7 @@ class Leader:
         self._stop: Stop | None = None
         self._ranks = tuple(range(1, world))
         self._ready: set[int] = set()
+        self._left: set[int] = set()
         self._silence = {rank: Silence(START_SILENT_S) for rank in self._ranks}
         self._applied = dict.fromkeys(self._ranks, 0)
         self._sent: deque[int] = deque()
@@ -104,6 +105,7 @@ class Leader:
                 self._ready.add(rank)
             case Leave(why):
                 self.leave = self.leave or f"rank {rank}: {why}"
+                self._left.add(rank)
             case Stopped() if self.phase is Phase.STOPPING:
                 self._check_end(rank, message)
                 self.stopped.add(rank)
@@ -116,8 +118,9 @@ class Leader:
                 raise RankFailedError(rank, f"journal: said {said}")
 
     def closed(self, rank: int, why: str) -> None:
-        """`rank`'s connection ended."""
-        if rank not in self.stopped:
+        """`rank`'s connection ended. One that was asked to end before it served does not wait."""
+        left = rank in self._left and self.phase is Phase.STARTING
+        if rank not in self.stopped and not left:
             raise RankFailedError(rank, f"its journal connection ended{why}")
 
     def look(self) -> None:

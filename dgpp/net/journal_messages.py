@@ -143,7 +143,8 @@ class ColdEnd(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """rank → rank 0: somebody asked this rank to end; end the world in order."""
+    """rank → rank 0: somebody asked this rank to end, by `why`; end the world in order. Before the
+    rank serves it does not wait for that."""
 
     why: str
 
@@ -177,8 +178,17 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     cause: str
     age_s: float = 0.0
 
+    @property
+    def words(self) -> str:
+        """What a rank says that it releases."""
+        return f"rank {self.rank} ended the world: {self.cause}"
+
 
 JoinFromLeader: TypeAlias = Challenge | Welcome | Rejected
-JoinFromRank: TypeAlias = Hello | Joined | Rejected
+"""Once a rank has its Welcome it hears Ended instead: by then its scheduler may be the one to."""
+LAST_WORDS = (Ended, Leave)
+"""What a rank's supervisor may say where its scheduler cannot."""
+
+JoinFromRank: TypeAlias = Hello | Joined | Rejected | Leave
 FromLeader: TypeAlias = Warm | Tick | Beat | Stop | Ended
 FromRank: TypeAlias = Ready | Beat | Applied | ColdEnd | Leave | Stopped | Ended

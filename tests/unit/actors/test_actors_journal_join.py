@@ -10,12 +10,13 @@ import time
 import pytest
 
 from actors import journal_join
+from actors.journal_ends import JournalEnds
 from actors.journal_join import Gathering, Joining, listen
 from dgpp.errors import ConfigError
-from dgpp.net.journal_errors import JoinError
+from dgpp.net.journal_errors import JoinError, ReleasedError
 from dgpp.net.journal_frames import FrameReader, frame
 from dgpp.net.journal_join import Identity, Roster
-from dgpp.net.journal_messages import Applied, Beat, FromLeader
+from dgpp.net.journal_messages import Applied, Beat, Ended, FromLeader, Leave
 
 TOKEN = b"0123456789abcdef"
 FACTS = {"settings": "aa"}
@@ -32,7 +33,9 @@ class Host:
         self.listener = listen("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         roster = Roster(identity(0), b"{}", FACTS)
-        self.gathering = asyncio.ensure_future(Gathering(self.listener, roster, timeout_s).gather())
+        self.left = []
+        gathering = Gathering(self.listener, roster, timeout_s, self.left.append)
+        self.gathering = asyncio.ensure_future(gathering.gather())
 
     def joining(self, timeout_s=5.0, **who):
         return Joining("127.0.0.1", self.port, identity(**who), timeout_s)
@@ -91,7 +94,7 @@ def test_ranks_may_come_before_rank_0_listens():
         connecting = asyncio.ensure_future(early.connect())
         await asyncio.sleep(0.25)
         roster = Roster(identity(0, world=2), b"{}", FACTS)
-        gathering = Gathering(listen("127.0.0.1", port), roster, 5.0)
+        gathering = Gathering(listen("127.0.0.1", port), roster, 5.0, str)
         gathered = asyncio.ensure_future(gathering.gather())
         assert await connecting == b"{}"
         mine = await early.join(FACTS)
@@ -154,8 +157,10 @@ def test_other_facts_end_the_start():
         joining = host.joining()
         await joining.connect()
         connection = await joining.join({"settings": "bb"})
-        with pytest.raises(JoinError, match="rank 1 differs from rank 0: settings is bb, on rank"):
+        said = "rank 1 differs from rank 0: settings is bb, on rank 0 aa"
+        with pytest.raises(JoinError, match=said):
             await host.gathering
+        assert await heard(connection) == f"rank 0 ended the world: {said}"
         connection.socket.close()
 
     run(play)
@@ -178,7 +183,7 @@ def test_a_rank_that_cannot_take_part_says_why():
     [
         b"GET / HTTP/1.1\r\n\r\n",
         frame(Beat()),
-        b"DGJ\x02\x7f\xff\xff\xff\0\0\0\0\0\0\0\0",
+        b"DGJ\x03\x7f\xff\xff\xff\0\0\0\0\0\0\0\0",
         b"DGJ\x63" * 9,
     ],
 )
@@ -195,21 +200,113 @@ def test_garbage_is_turned_away_and_the_world_still_forms(data):
     run(play)
 
 
-def test_silent_connections_are_turned_away_and_hold_up_nobody(monkeypatch):
-    monkeypatch.setattr(journal_join, "HELLO_S", 0.3)
-    monkeypatch.setattr(journal_join, "STRANGERS", 2)
+async def heard(connection):
+    """What a rank's supervisor finds said over its connection, which it leaves where it is."""
+    ends = JournalEnds([connection])
+    for _ in range(200):
+        if words := ends.heard():
+            assert ends.heard() == words
+            return words
+        await asyncio.sleep(0.01)
+    return None
+
+
+def test_a_world_that_is_asked_to_end_says_so_to_the_ranks_that_came():
+    async def play():
+        host = Host()
+        connection = await host.join(1)
+        greeted = host.joining(rank=2)
+        await greeted.connect()
+        host.gathering.cancel("was asked to end: signal 15")
+        with pytest.raises(asyncio.CancelledError):
+            await host.gathering
+        words = "rank 0 ended the world: the world does not start: was asked to end: signal 15"
+        assert await heard(connection) == words
+        with pytest.raises(ReleasedError, match=words):
+            await greeted.join(FACTS)
+        connection.socket.close()
+
+    run(play)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_rank_that_is_asked_to_end_says_so(joined, monkeypatch):
+    monkeypatch.setattr(journal_join, "BEAT_S", 0.01)
 
     async def play():
         host = Host()
-        silent = [await asyncio.open_connection("127.0.0.1", host.port) for _ in range(4)]
+        if joined:
+            connection = await host.join(1)
+            ends = JournalEnds([connection])
+            ends.say(Leave("was asked to end: signal 15"))
+            ends.close()
+        else:
+            joining = host.joining()
+            await joining.connect()
+            await joining.leave("was asked to end: signal 15")
+        for _ in range(200):
+            await asyncio.sleep(0.0 if host.left else 0.01)
+        assert host.left == ["rank 1: was asked to end: signal 15"]
+        host.gathering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await host.gathering
+
+    run(play)
+
+
+def test_last_words_of_a_failure_end_the_start(monkeypatch):
+    monkeypatch.setattr(journal_join, "BEAT_S", 0.01)
+
+    async def play():
+        host = Host()
+        ends = JournalEnds([await host.join(1)])
+        ends.say(Ended(1, "engine of rank 1 was killed by signal 9"))
+        with pytest.raises(JoinError, match="rank 1: engine of rank 1 was killed by signal 9"):
+            await host.gathering
+        ends.close()
+
+    run(play)
+
+
+@pytest.mark.parametrize("count", [4, 129])
+def test_silent_connections_hold_up_nobody(count):
+    async def play():
+        host = Host()
+        silent = [await asyncio.open_connection("127.0.0.1", host.port) for _ in range(count)]
+        began = time.monotonic()
         mine = [await host.join(1), await host.join(2)]
         theirs = (await host.gathering).values()
+        assert time.monotonic() - began < journal_join.HELLO_S / 4
         for connection in (*mine, *theirs):
             connection.socket.close()
         for _, writer in silent:
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
+
+    run(play)
+
+
+def test_a_rank_that_gave_way_to_strangers_comes_again(monkeypatch):
+    monkeypatch.setattr(journal_join, "STRANGERS", 1)
+    hello = Identity.hello
+    crowds = []
+
+    async def play():
+        host = Host()
+
+        def crowded(self, challenge, nonce):
+            # Another connection is taken between the challenge and this rank's answer.
+            if not crowds:
+                crowds.append(socket.create_connection(("127.0.0.1", host.port)))
+                time.sleep(0.01)
+            return hello(self, challenge, nonce)
+
+        monkeypatch.setattr(Identity, "hello", crowded)
+        mine = [await host.join(1), await host.join(2)]
+        theirs = (await host.gathering).values()
+        for connection in (*mine, *theirs, *crowds):
+            getattr(connection, "socket", connection).close()
 
     run(play)
 
@@ -246,7 +343,7 @@ def test_a_rank_without_rank_0_names_where_it_looked():
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a journal frame"),
         (b"", "did not answer|was not found"),
-        (b"DGJ\x01" + b"\0" * 8, "journal protocol 1, this rank speaks 2"),
+        (b"DGJ\x01" + b"\0" * 8, "journal protocol 1, this rank speaks 3"),
     ],
 )
 def test_something_else_at_rank_0s_address_is_named(answer, said):

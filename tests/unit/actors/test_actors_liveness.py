@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -11,9 +13,19 @@ from pathlib import Path
 import pytest
 import toy_world
 
-from actors import control
+from actors import control, heartbeat
 from actors.context import run_here
-from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage, HeartbeatWatch, heartbeat_bytes
+from actors.heartbeat import (
+    BEAT_S,
+    STOPPED_S,
+    SUPERVISOR,
+    Heartbeat,
+    HeartbeatPage,
+    HeartbeatWatch,
+    Standstill,
+    end_with_supervisor,
+    heartbeat_bytes,
+)
 from actors.inline import InlineWorld
 from actors.memory import local_memory
 from actors.rank import end_with_host
@@ -55,12 +67,60 @@ def test_block_without_metrics_has_memory() -> None:
 
 def test_still_word_is_counted_in_looks() -> None:
     page = HeartbeatPage(local_memory(heartbeat_bytes(1)))
-    watch = HeartbeatWatch(page, 1)
-    assert [watch.look() for _ in range(3)] == pytest.approx([0.1, 0.2, 0.3])
+    watch = HeartbeatWatch(page, 1, os.getpid())
+
+    def looks(count: int) -> list[Standstill | None]:
+        return [watch.look(0.3) for _ in range(count)]
+
+    assert looks(3) == [None, None, Standstill(pytest.approx(0.3), stopped=False)]
     page.beat(1)
-    assert watch.look() == 0
+    assert looks(1) == [None]
     page.beat(0)
-    assert watch.look() == pytest.approx(0.1)
+    assert looks(3)[-1] is not None
+
+
+def test_a_process_that_a_signal_stops_is_known_from_one_that_is_busy() -> None:
+    page = HeartbeatPage(local_memory(heartbeat_bytes(1)))
+    with subprocess.Popen(["sleep", "60"]) as process:
+        watch = HeartbeatWatch(page, 1, process.pid)
+
+        def looks(seconds: float) -> list[Standstill | None]:
+            return [watch.look(60.0) for _ in range(round(seconds / BEAT_S))]
+
+        assert looks(2 * STOPPED_S) == [None] * 20
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        *before, last = looks(STOPPED_S)
+        assert before == [None] * 9
+        assert last == Standstill(STOPPED_S, stopped=True)
+        assert last.words == "stopped responding: a signal has stopped it"
+        process.send_signal(signal.SIGCONT)
+        os.waitpid(process.pid, os.WCONTINUED)
+        assert looks(2 * STOPPED_S) == [None] * 20
+        process.kill()
+    assert looks(2 * STOPPED_S) == [None] * 20
+
+
+def test_whoever_finds_its_supervisor_stopped_tells_and_wakes_it(monkeypatch) -> None:
+    signals: list[tuple[int, int]] = []
+    ended: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda *sent: signals.append(sent))
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(os, "write", lambda _fd, said: len(said))
+    monkeypatch.setattr(heartbeat, "is_stopped", lambda _pid: True)
+    page = HeartbeatPage(local_memory(heartbeat_bytes(1)))
+    look = end_with_supervisor(page, "alone", lambda: 60.0)
+    for _ in range(9):
+        look()
+    assert not signals
+    assert not page.accused(SUPERVISOR)
+    look()
+    assert signals == [(os.getppid(), signal.SIGCONT)]
+    assert page.accused(SUPERVISOR)
+    page.beat(SUPERVISOR)
+    look()
+    assert len(signals) == 1
+    assert not ended
 
 
 def test_heartbeat_thread_beats() -> None:

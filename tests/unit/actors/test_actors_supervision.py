@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import signal
@@ -18,6 +19,7 @@ import pytest
 import toy_world
 from toy_world import Boot
 
+from actors.heartbeat import STOPPED_S
 from actors.supervisor import Settings
 
 ROLES = ("keeper", "worker", "door")
@@ -156,7 +158,7 @@ def test_killed_actor_ends_the_world(tmp_path: Path, role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_stopped_actor_ends_the_world(tmp_path: Path, role: str) -> None:
     # One with the times that serve, the others with shorter ones.
-    settings = Settings() if role == "worker" else Settings(stall_s=0.5, grace_s=0.2)
+    settings = Settings() if role == "worker" else Settings(grace_s=0.2)
     with world(tmp_path, settings=settings, linger_s=60.0) as w:
         w.wait_ready()
         w.wait_mark("door.done")
@@ -165,8 +167,8 @@ def test_stopped_actor_ends_the_world(tmp_path: Path, role: str) -> None:
         status, errors = w.end()
         took = time.monotonic() - began
         assert status == 2
-        assert f"{role} of rank 0 stopped responding" in errors
-        assert settings.stall_s - 0.2 < took < 3.3  # 2.8 s on a quiet machine
+        assert f"{role} of rank 0 stopped responding: a signal has stopped it" in errors
+        assert STOPPED_S - 0.2 < took < 3.3  # 2.6 s on a quiet machine
         print(f"{role} stopped: gone after {took:.2f} s")
         w.assert_nothing_left()
         assert (tmp_path / "door.fail").exists() == (role != "door")
@@ -326,18 +328,65 @@ def test_children_die_with_a_killed_supervisor(tmp_path: Path) -> None:
         w.assert_nothing_left()
 
 
-def test_children_end_when_the_supervisor_is_stopped(tmp_path: Path) -> None:
-    with world(tmp_path) as w:
-        w.wait_ready()
-        w.process.send_signal(signal.SIGSTOP)
+PHASES = {
+    "loading": {"break_at": "door:start:slow"},
+    "serving": {},
+    "draining": {"slow_drain_s": 60.0},
+    "stopping": {"break_at": "keeper:hang", "shutdown_s": 60.0},
+}
+QUICK = {("loading", "worker"), ("loading", "supervisor"), ("draining", "supervisor")}
+"""What every change is tried with; the others are long."""
+
+
+def reach(w: World, phase: str) -> None:
+    if phase == "loading":
+        for role in ROLES:
+            w.wait_mark(f"{role}.pid")
+        return
+    w.wait_ready()
+    if phase != "serving":
+        w.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    if phase == "stopping":
+        w.wait_mark("worker.stop")
+
+
+@pytest.mark.parametrize(
+    ("phase", "victim"),
+    [
+        pytest.param(*drill, marks=() if drill in QUICK else pytest.mark.long)
+        for drill in itertools.product(PHASES, ("keeper", "worker", "supervisor"))
+        if drill != ("stopping", "worker")
+    ],
+)
+def test_a_stopped_process_is_named_in_every_phase(tmp_path: Path, phase: str, victim: str) -> None:
+    with world(tmp_path, settings=Settings(grace_s=0.2), **PHASES[phase]) as w:
+        reach(w, phase)
         began = time.monotonic()
+        pid = w.process.pid if victim == "supervisor" else w.pid(victim)
+        os.kill(pid, signal.SIGSTOP)
         status, errors = w.end()
-        took = time.monotonic() - began
-        assert status == 2
-        assert "the supervisor stopped responding" in errors
-        assert "exited with status 2" in errors
-        assert 2 < took < 3.3
+        assert STOPPED_S - 0.2 < time.monotonic() - began < 3
+        cause = f"{victim} of rank 0 stopped responding: a signal has stopped it"
+        assert cause in errors.splitlines()
+        assert errors.count(" of rank 0 ") == 1
+        assert status == (1 if phase == "loading" else 2)
         w.assert_nothing_left()
+        told = tmp_path / "door.fail"
+        assert told.exists() == (phase in ("serving", "draining"))
+        if told.exists():
+            assert told.read_text() == f"{cause}|engine_failure"
+
+
+def test_a_signal_that_comes_late_does_not_become_the_status(tmp_path: Path) -> None:
+    with world(tmp_path, settings=Settings(grace_s=0.3), linger_s=60.0) as w:
+        w.wait_ready()
+        os.kill(w.pid("worker"), signal.SIGKILL)
+        w.wait_mark("door.fail")
+        while w.process.poll() is None:
+            w.process.send_signal(signal.SIGTERM)
+            time.sleep(0.001)
+        assert w.end()[0] == 2
 
 
 def test_children_ignore_interrupts_and_show_their_role(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ class Boot(msgspec.Struct, frozen=True):
     messages: int = 3
     slow_drain_s: float = 0.0
     linger_s: float = 0.0
+    shutdown_s: float = 1.0
 
 
 class Work(msgspec.Struct, frozen=True, tag=True):
@@ -211,7 +212,7 @@ def main(arguments: list[str]) -> int:
     settings = msgspec.json.decode(arguments[2], type=Settings)
     note = create_memfd("note", 16)
     os.pwrite(note, b"handed to keeper", 0)
-    world = topology(shutdown_s=1.0)
+    world = topology(boot.shutdown_s)
     keeper = msgspec.structs.replace(world.roles[0], files={"note": note})
     return run_world(
         msgspec.structs.replace(world, roles=(keeper, *world.roles[1:])),
