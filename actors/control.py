@@ -28,12 +28,17 @@ class Loading(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """child → supervisor: the error that ends this process and so the world."""
+    """child → supervisor: the error that ends this process and so the world. One without a `kind`
+    is no error of this process: it tells what happened elsewhere."""
 
     kind: str
     message: str
     exit_status: int
     age_s: float = 0.0
+
+    def cause(self, who: str) -> str:
+        """Why the world ends, as `who` said it."""
+        return f"{who} failed: {self.kind}: {self.message}" if self.kind else self.message
 
 
 class Drained(msgspec.Struct, frozen=True, tag=True):
@@ -78,7 +83,8 @@ def failed(error: BaseException, exit_status: int) -> Failed:
     long ago it happened where that is not now."""
     status = getattr(error, "exit_status", exit_status)
     age_s = getattr(error, "age_s", 0.0)
-    return Failed(type(error).__name__, str(error)[:_TEXT_LIMIT], status, age_s)
+    kind = "" if getattr(error, "elsewhere", False) else type(error).__name__
+    return Failed(kind, str(error)[:_TEXT_LIMIT], status, age_s)
 
 
 def control_pair() -> tuple[socket.socket, socket.socket]:

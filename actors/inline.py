@@ -170,7 +170,7 @@ class InlineWorld:
         if (actor := self.actors.get(role)) is not None:
             actor.broke(error)
         self._broken = role
-        cause = f"{who(role, self.topology.rank)} failed: {said.kind}: {said.message}"
+        cause = said.cause(who(role, self.topology.rank))
         self.failure.set_result(Failure(cause, said.exit_status, said.age_s))
 
     def request_end(self, why: str) -> None:

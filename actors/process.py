@@ -110,9 +110,10 @@ class ChildProcess:
                 if what:
                     _log.info("%s: %s", self.who, what)
                 self._forgive()
-            case control.Failed(kind, text, exit_status, age_s):
+            case control.Failed():
                 self.broken = self.spoke = True
-                self._on_failed(Failure(f"{self.who} failed: {kind}: {text}", exit_status, age_s))
+                cause = message.cause(self.who)
+                self._on_failed(Failure(cause, message.exit_status, message.age_s))
             case control.End(why):
                 self._on_asked(why)
 

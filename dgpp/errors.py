@@ -7,10 +7,12 @@ class DgppError(Exception):
     """Root of all named errors. `exit_status` is what the process exits with when it is fatal.
 
     `traced`: whether the place where it was raised tells more than its message, once serving.
+    `elsewhere`: it tells of another rank, and is no fault of the one that raises it.
     """
 
     exit_status = 1
     traced = True
+    elsewhere = False
 
 
 class ConfigError(DgppError):

@@ -26,6 +26,7 @@ class RankFailedError(WorldFailedError):
     """
 
     traced = False
+    elsewhere = True
 
     def __init__(self, rank: int, cause: str, age_s: float = 0.0) -> None:
         super().__init__(f"rank {rank}: {cause}")
@@ -39,3 +40,4 @@ class ReleasedError(DgppError):
 
     exit_status = 3
     traced = False
+    elsewhere = True

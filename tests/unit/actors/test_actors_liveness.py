@@ -33,6 +33,7 @@ from actors.rank_spec import RankSpec
 from actors.spec import ChildSpec, read_spec, write_spec
 from actors.statistics import HistogramValue, Metric, StatisticsBlock, block_bytes
 from actors.supervisor import RELEASED
+from dgpp.net.journal_errors import JournalContractError, RankFailedError, ReleasedError
 
 METRICS = (
     Metric("requests", "counter"),
@@ -158,6 +159,18 @@ def test_control_messages_and_the_end_of_the_peer() -> None:
         supervisor.send(control.Stop())
 
     asyncio.run(play())
+
+
+def test_what_happened_elsewhere_is_no_failure_of_the_one_that_says_so() -> None:
+    who = "scheduler of rank 0"
+    own = control.failed(JournalContractError("tick 3 makes no sense"), 2)
+    assert own.cause(who) == f"{who} failed: JournalContractError: tick 3 makes no sense"
+    for error, status in (
+        (RankFailedError(1, "engine of rank 1 was killed by signal 9", 0.5), 2),
+        (ReleasedError("rank 0 ended the world: engine of rank 0 was killed by signal 9"), 3),
+    ):
+        told = control.failed(error, 2)
+        assert (told.cause(who), told.exit_status) == (str(error), status)
 
 
 def test_child_spec_round_trip() -> None:
