@@ -9,56 +9,50 @@ from __future__ import annotations
 
 import asyncio
 
+from virtual_loop import settle
+
 INSTANT_S = 1e-9
 """What keeps timers in their order: those of one moment run in any."""
-
-
-class _Call:
-    """A callback with the handle by which it can be cancelled."""
-
-    __slots__ = ("args", "callback", "handle")
-
-    def __init__(self, callback, args) -> None:
-        self.callback, self.args = callback, args
 
 
 class RankLoop(asyncio.AbstractEventLoop):
     """What actors need of a loop. `ledger` is the run's, for the roles that stand in for others."""
 
-    def __init__(self, loop, ledger) -> None:
-        self._loop = loop
+    def __init__(self, root, ledger) -> None:
+        self.root = root
         self.ledger = ledger
-        self._parked = []
-        self.paused = False
-        self.dead = False
+        self.halted = False
+        self.parked = []
+        self._dead = False
+        self.moment = root.moment
+        self.time = root.time
+        self.clock_ns = root.clock_ns
 
     def pause(self) -> None:
         """As SIGSTOP: nothing of this rank runs."""
-        self.paused = True
+        self.halted = True
 
     def resume(self) -> None:
         """As SIGCONT: what fell due meanwhile runs now, in its order."""
-        self.paused = False
-        if self.dead:
+        if self._dead:
             return
-        parked, self._parked = self._parked, []
-        for place, (callback, args) in enumerate(parked):
-            self._loop.call_at(self._loop.time() + place * INSTANT_S, self.run, callback, *args)
+        self.halted = False
+        parked, self.parked = self.parked, []
+        for place, call in enumerate(parked):
+            self.call_at(self.root.time() + place * INSTANT_S, self._run_parked, call)
 
-    def fire(self, call) -> None:
-        """Run what was called for, unless it was cancelled meanwhile, be it while it was parked."""
-        if self.paused or self.dead:
-            self._parked.append((self.fire, (call,)))
-        elif not call.handle.cancelled():
-            self.run(call.callback, *call.args)
+    def _run_parked(self, call) -> None:
+        """Run what was called for, unless it was cancelled while it was parked."""
+        if not call.gone:
+            call.callback(*call.args)
 
     def kill(self) -> None:
         """As SIGKILL: nothing of this rank ever runs again."""
-        self.dead = True
+        self.halted = self._dead = True
 
     async def bury(self) -> None:
         """After the run: let what a killed rank left behind unwind, so that nothing is leaked."""
-        self.dead = False
+        self._dead = False
         tasks = asyncio.all_tasks(self)
         self.resume()
         for _ in range(20):
@@ -72,9 +66,6 @@ class RankLoop(asyncio.AbstractEventLoop):
 
     def run(self, callback, *args) -> None:
         """Call `callback` with this as the running loop."""
-        if self.paused or self.dead:
-            self._parked.append((callback, args))
-            return
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
@@ -82,29 +73,16 @@ class RankLoop(asyncio.AbstractEventLoop):
         finally:
             asyncio._set_running_loop(before)
 
-    def time(self):
-        return self._loop.time()
-
-    def clock_ns(self):
-        return self._loop.clock_ns()
-
     def call_soon(self, callback, *args, context=None):
-        call = _Call(callback, args)
-        call.handle = self._loop.call_soon(self.fire, call, context=context)
-        return call.handle
+        return self.root.begin(self, callback, args)
 
     call_soon_threadsafe = call_soon
 
-    def moment(self):
-        return self._loop.moment()
-
     def call_at(self, when, callback, *args, context=None):
-        call = _Call(callback, args)
-        call.handle = self._loop.call_at(when, self.fire, call, context=context)
-        return call.handle
+        return self.root.begin_at(self, when, callback, args)
 
     def call_later(self, delay, callback, *args, context=None):
-        return self.call_at(self._loop.time() + delay, callback, *args, context=context)
+        return self.root.begin_at(self, self.root.time() + delay, callback, args)
 
     def create_future(self):
         return asyncio.Future(loop=self)
@@ -114,18 +92,7 @@ class RankLoop(asyncio.AbstractEventLoop):
 
     def run_in_executor(self, executor, func, *args):
         future = self.create_future()
-
-        def work():
-            if future.cancelled():
-                return
-            try:
-                result = func(*args)
-            except Exception as error:  # noqa: BLE001 - the future carries it
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self.call_later(self._loop.moment() * 5e-3, work)
+        self.call_later(self.moment() * 5e-3, settle, future, func, args)
         return future
 
     def add_signal_handler(self, sig, callback, *args):
@@ -135,7 +102,7 @@ class RankLoop(asyncio.AbstractEventLoop):
         return True
 
     def call_exception_handler(self, context):
-        self._loop.call_exception_handler(context)
+        self.root.call_exception_handler(context)
 
     def get_debug(self):
         return False

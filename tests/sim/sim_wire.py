@@ -112,4 +112,4 @@ class Wire:
         # Timers of one moment run in any order: each is a little later than the one before.
         due = max(end.due + INSTANT_S, self._loop.time() + self._rng.random() * self.delay_s)
         end.due = due
-        self._loop.call_at(due, end.loop.run, what, end, argument)
+        end.loop.call_at(due, what, end, argument)

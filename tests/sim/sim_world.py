@@ -88,7 +88,7 @@ class Run:
             self._wires[rank] = Wire(self.loop, self._rng, self.loops[0], self.loops[rank])
         self.all_over = self.loop.create_future()
         for rank, loop in enumerate(self.loops):
-            self.loop.call_soon(loop.run, self._begin, rank)
+            loop.call_soon(self._begin, rank)
         self._arrange_fault()
         _, late = await asyncio.wait((self.all_over,), timeout=PATIENCE_S)
         if late:
