@@ -14,13 +14,14 @@ import numpy.typing as npt
 from actors.errors import ArraysError, MessageTypeError, RingCorruptError
 from actors.ring import RingReader, RingStatistics, RingWriter, Wake
 from actors.slots import Arrays, Packing, SlotReader, SlotWriter
-from actors.topology import ChannelSpec, message_types
+from actors.topology import ChannelSpec, decoder, message_types
 
 __all__ = ["Arrays", "ChannelStatistics", "Receiver", "Sender"]
 
 _PREFIX = struct.Struct("=I")
 _NO_SLOT = _PREFIX.pack(0)
-_NO_ARRAYS = Arrays()
+NO_ARRAYS = Arrays()
+"""What comes with a message that brings none."""
 
 
 class ChannelStatistics(msgspec.Struct, frozen=True):
@@ -46,7 +47,10 @@ class _Pending:
 
 
 class Sender:
-    """The producer's end. A frame is the u32 slot number plus one (0: no arrays) and msgpack."""
+    """The producer's end. A frame is the u32 slot number plus one (0: no arrays) and msgpack.
+
+    `unsent` is what waits for room, oldest first; others only look whether it is empty.
+    """
 
     def __init__(self, spec: ChannelSpec, ring: RingWriter, slots: SlotWriter | None) -> None:
         self.spec = spec
@@ -55,12 +59,12 @@ class Sender:
         self._slots = slots
         self._types = frozenset(message_types(spec.messages))
         self._encode = msgspec.msgpack.Encoder().encode
-        self._pending: deque[_Pending] = deque()
+        self.unsent: deque[_Pending] = deque()
 
     @property
     def congested(self) -> bool:
         """True while messages wait for room."""
-        return bool(self._pending)
+        return bool(self.unsent)
 
     def post(self, message: Any, arrays: Sequence[npt.NDArray[Any]] = ()) -> None:
         """Send, or queue behind what waits for room. Never blocks.
@@ -78,31 +82,28 @@ class Sender:
                 raise ArraysError(f"channel {self.name} has no slots for arrays")
             packing = self._slots.plan(arrays)
             self._ring.check_size(_PREFIX.size + len(body))
-        elif not self._pending:
-            frame = _NO_SLOT + body
-            self._ring.check_size(len(frame))
-            if self._ring.try_send(frame):
-                return
+        elif not self.unsent and self._ring.try_send(_NO_SLOT + body):
+            return
         entry = _Pending(body, packing, arrays)
-        if self._pending or not self._try(entry):
+        if self.unsent or not self._try(entry):
             if entry.frame is None:
                 # The caller may write into its arrays as soon as this returns.
                 entry.arrays = tuple(np.array(array) for array in arrays)
-            self._pending.append(entry)
+            self.unsent.append(entry)
 
     def flush(self) -> None:
         """Send what waits, as far as there is room; called when the consumer made some."""
-        while self._pending and self._try(self._pending[0]):
-            self._pending.popleft()
+        while self.unsent and self._try(self.unsent[0]):
+            self.unsent.popleft()
 
     def peer_gone(self, cause: str) -> None:
         """`post` raises PeerGoneError from now on; what waits is given up."""
-        self._pending.clear()
+        self.unsent.clear()
         self._ring.peer_gone(cause)
 
     def statistics(self) -> ChannelStatistics:
         free = self._slots.free() if self._slots else 0
-        return ChannelStatistics(self._ring.statistics(), len(self._pending), free)
+        return ChannelStatistics(self._ring.statistics(), len(self.unsent), free)
 
     def _try(self, entry: _Pending) -> bool:
         if entry.frame is None:
@@ -122,9 +123,10 @@ class Receiver:
     def __init__(self, spec: ChannelSpec, ring: RingReader, slots: SlotReader | None) -> None:
         self.spec = spec
         self.name = spec.name
+        self.always_drain = spec.always_drain
         self.ring = ring
         self._slots = slots
-        self._decode = msgspec.msgpack.Decoder(spec.messages).decode
+        self._decode = decoder(spec.messages)
 
     def take(self) -> tuple[Any, Arrays] | None:
         """The next message and its arrays, or None while there is none.
@@ -139,7 +141,7 @@ class Receiver:
         except msgspec.DecodeError as error:
             raise RingCorruptError(f"channel {self.name}: {error}") from error
         if frame.startswith(_NO_SLOT):
-            return message, _NO_ARRAYS
+            return message, NO_ARRAYS
         if self._slots is None:
             raise RingCorruptError(f"channel {self.name}: arrays arrived, it has no slots")
         slot = _PREFIX.unpack_from(frame)[0] - 1

@@ -19,9 +19,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from actors.channel import Arrays, Receiver, Sender
+from actors.channel import NO_ARRAYS, Arrays, Receiver, Sender
 from actors.errors import ChannelError
 from actors.fence import full_fence
+from actors.ring import RingReader
 
 _BATCH = 8
 
@@ -53,6 +54,8 @@ class Dispatcher:
         self._deliver = deliver
         self._receivers = list(receivers)
         self._senders = list(senders)
+        self._unsent = [sender.unsent for sender in senders]
+        self._asleep: list[RingReader] = []
         self._on_failure = on_failure
         self._spin_ns = spin_ns
         self._scheduled = False
@@ -92,11 +95,12 @@ class Dispatcher:
 
     def _round(self) -> None:
         try:
-            for sender in self._senders:
-                if sender.congested:
+            if any(self._unsent):
+                for sender in self._senders:
                     sender.flush()
-            for receiver in self._receivers:
-                receiver.ring.set_asleep(False)
+            for ring in self._asleep:
+                ring.set_asleep(False)
+            self._asleep.clear()
             backlog = False
             for receiver in tuple(self._receivers):
                 delivered = self._drain(receiver)
@@ -113,8 +117,9 @@ class Dispatcher:
 
     def _drain(self, receiver: Receiver) -> int:
         """Deliver up to a batch; returns how many."""
+        always, unsent = receiver.always_drain, self._unsent
         for delivered in range(_BATCH):
-            if not self._takes(receiver):
+            if not self._open or not (always or (self._handler is None and not any(unsent))):
                 return delivered
             taken = receiver.take()
             if taken is None:
@@ -122,20 +127,13 @@ class Dispatcher:
             self._handle(receiver, *taken)
         return _BATCH
 
-    def _takes(self, receiver: Receiver) -> bool:
-        if receiver.spec.always_drain:
-            return self._open
-        if self._handler is not None or not self._open:
-            return False
-        return not any([sender.congested for sender in self._senders])  # noqa: C419 - faster
-
     def _handle(self, receiver: Receiver, message: Any, arrays: Arrays) -> None:
         pending = self._deliver(receiver.name, message, arrays)
         if pending is None:
-            if len(arrays) and not arrays.retained:
+            if arrays is not NO_ARRAYS and not arrays.retained:
                 arrays.release()
             return
-        if receiver.spec.always_drain:
+        if receiver.always_drain:
             asyncio.ensure_future(pending, loop=self._loop).cancel()
             raise ChannelError(
                 f"channel {receiver.name} is always drained: its handler returned an awaitable"
@@ -158,17 +156,17 @@ class Dispatcher:
 
     def _found_while_falling_asleep(self) -> bool:
         """Set the sleep flags of what may be delivered, then look once more (see ring.py)."""
-        waiting = [receiver.ring for receiver in self._receivers if self._takes(receiver)]
-        if not waiting or self._spin(waiting):
+        takes_all = self._handler is None and not any(self._unsent)
+        waiting = [each.ring for each in self._receivers if takes_all or each.always_drain]
+        if not waiting or (self._spin_ns and self._spin(waiting)):
             return bool(waiting)
+        self._asleep = waiting
         for ring in waiting:
             ring.set_asleep(True)
         full_fence()
-        return any(ring.ready() for ring in waiting)
+        return any([ring.ready() for ring in waiting])  # noqa: C419 - faster
 
-    def _spin(self, rings: Sequence[Any]) -> bool:
-        if not self._spin_ns:
-            return False
+    def _spin(self, rings: Sequence[RingReader]) -> bool:
         end = time.perf_counter_ns() + self._spin_ns
         while time.perf_counter_ns() < end:
             for ring in rings:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from actors import control
@@ -28,15 +29,41 @@ from actors.topology import ChannelSpec, RoleSpec, Topology, resolve
 from dgpp.errors import DgppError, WorldFailedError
 
 WATCH_S = 1.0
+_LINE = 64
+
+
+class _Mapping:
+    """One mapping, of which `take` gives out piece after piece: most are far below a page."""
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self._memory = local_memory(sum(map(_whole_lines, sizes)))
+        self._given = 0
+
+    def take(self, size: int) -> memoryview:
+        start, self._given = self._given, self._given + _whole_lines(size)
+        return self._memory[start : start + size]
+
+
+def _whole_lines(size: int) -> int:
+    return -(-size // _LINE) * _LINE
+
+
+def _channel_sizes(spec: ChannelSpec) -> Iterator[int]:
+    yield ring_memory_bytes(spec.ring_bytes)
+    if spec.slots:
+        yield slots_memory_bytes(spec.slot_bytes, spec.slots)
 
 
 def local_channel(
-    spec: ChannelSpec, wake_source: Wake, wake_target: Wake
+    spec: ChannelSpec,
+    wake_source: Wake,
+    wake_target: Wake,
+    take: Callable[[int], memoryview] = local_memory,
 ) -> tuple[Sender, Receiver]:
-    """Both ends of a channel in private memory."""
-    ring = local_memory(ring_memory_bytes(spec.ring_bytes))
+    """Both ends of a channel in private memory, of which `take` gives so many zeroed bytes."""
+    ring, slots = (*map(take, _channel_sizes(spec)), None)[:2]
+    assert ring is not None
     format_ring(ring)
-    slots = local_memory(slots_memory_bytes(spec.slot_bytes, spec.slots)) if spec.slots else None
     return open_sender(spec, ring, slots, wake_target), open_receiver(
         spec, ring, slots, wake_source
     )
@@ -101,13 +128,16 @@ class InlineWorld:
         self._connect = connect
         self._senders: dict[str, Sender] = {}
         self._receivers: dict[str, Receiver] = {}
+        blocks = {role.role: block_bytes(role.statistics) for role in topology.roles}
+        rings = chain.from_iterable(map(_channel_sizes, topology.channels))
+        memory = _Mapping([*blocks.values(), *rings])
         self._statistics = {
-            role.role: StatisticsBlock(local_memory(block_bytes(role.statistics)), role.statistics)
+            role.role: StatisticsBlock(memory.take(blocks[role.role]), role.statistics)
             for role in topology.roles
         }
         for spec in topology.channels:
             self._senders[spec.name], self._receivers[spec.name] = local_channel(
-                spec, self._doorbell(spec.source), self._doorbell(spec.target)
+                spec, self._doorbell(spec.source), self._doorbell(spec.target), memory.take
             )
 
     async def start(self) -> None:

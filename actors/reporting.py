@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 import msgspec
 
 from actors.context import Context
 from actors.metrics import CACHE_COUNTERS, CACHE_LEVELS, TIER_COUNTERS, TIER_LEVELS
 from actors.reading import ReadingBoard
-from actors.statistics import Counter
-from dgpp.cache.statistics import CacheCounters, CacheStatistics
-from dgpp.cache.tier import TierStatistics
+from actors.statistics import Counter, StatisticsBlock
+from dgpp.cache.statistics import CacheCounters
 from dgpp.log import log_line
 from dgpp.log_lines import Interval, Retirement, admitted_line, missed_line
 from dgpp.sched.outcomes import Admitted, Began, Outcome, Refused, Remark, Retired
@@ -63,14 +63,13 @@ class SchedulerReport:
                 *("levels_s", "step_began_s"),
             )
         }
-        self._cache_gauges = {
-            name: self._block.gauge(name)
-            for name in (*CACHE_LEVELS, *CACHE_COUNTERS, *TIER_LEVELS, *TIER_COUNTERS)
-        }
+        self._cache_levels = _Copied(self._block, "cache_", CACHE_LEVELS)
+        self._cache_totals = _Copied(self._block, "cache_", CACHE_COUNTERS)
+        self._tier_levels = _Copied(self._block, "tier_", TIER_LEVELS)
+        self._tier_totals = _Copied(self._block, "tier_", TIER_COUNTERS)
         self._reading = ReadingBoard(self._block)
         self._cancelling = self._block.gauge("cancelling")
         self._seats: dict[str, int] = {}
-        self._cache_seen = CacheCounters()
         self._cache_said = CacheCounters()
         self._step_seconds = self._block.histogram("step_seconds")
         self._inter_token = self._block.histogram("inter_token_seconds")
@@ -136,31 +135,17 @@ class SchedulerReport:
         gauges["queued"].set(statistics.queued + arriving)
         gauges["blocks_in_use"].set(statistics.blocks_in_use)
         gauges["reservations_grown"].set(statistics.reservations_grown)
-        if statistics.cache is not None:
-            self._cache_levels(statistics.cache)
-        if statistics.tier is not None:
-            self._tier_levels(statistics.tier)
-
-    def _tier_levels(self, tier: TierStatistics) -> None:
-        gauges = self._cache_gauges
-        for name in TIER_LEVELS:
-            gauges[name].set(getattr(tier, name.removeprefix("tier_")))
-        for name in TIER_COUNTERS:
-            gauges[name].set(getattr(tier.counters, name.removeprefix("tier_")))
+        if (cache := statistics.cache) is not None:
+            self._cache_levels.copy(cache)
+            self._cache_totals.copy(cache.counters)
+        if (tier := statistics.tier) is not None:
+            self._tier_levels.copy(tier)
+            self._tier_totals.copy(tier.counters)
 
     def _show_step(self) -> None:
         """Since when the step that is out runs: what `/health` goes by."""
         began_ns = max(self._planned[0][1], self._stepped_ns) if self._planned else 0
         self._gauges["step_began_s"].set(began_ns / 1e9)
-
-    def _cache_levels(self, cache: CacheStatistics) -> None:
-        gauges = self._cache_gauges
-        gauges["cache_entries"].set(cache.entries)
-        gauges["cache_blocks"].set(cache.blocks)
-        if cache.counters != self._cache_seen:
-            self._cache_seen = msgspec.structs.replace(cache.counters)
-            for name in CACHE_COUNTERS:
-                gauges[name].set(getattr(cache.counters, name.removeprefix("cache_")))
 
     def cancelling(self, count: int) -> None:
         """So many cancellations wait for the next tick."""
@@ -315,6 +300,25 @@ class SchedulerReport:
             "cache_entries": cache.entries,
             "cache_slots": cache.slots,
         }
+
+
+class _Copied:
+    """Gauges that show fields of one Struct, each under the field's name behind `prefix`."""
+
+    __slots__ = ("_fields", "_gauges", "_seen")
+
+    def __init__(self, block: StatisticsBlock, prefix: str, names: Sequence[str]) -> None:
+        self._fields = attrgetter(*(name.removeprefix(prefix) for name in names))
+        self._gauges = [block.gauge(name) for name in names]
+        self._seen = (0,) * len(names)
+
+    def copy(self, source: msgspec.Struct) -> None:
+        """Show what `source` says now."""
+        found = self._fields(source)
+        if found != self._seen:
+            self._seen = found
+            for gauge, value in zip(self._gauges, found, strict=True):
+                gauge.set(value)
 
 
 class _Sums(msgspec.Struct):

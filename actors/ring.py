@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import NoReturn
 
 import msgspec
 
 from actors.errors import MessageTooLargeError, PeerGoneError, RingCorruptError
-from actors.fence import full_fence, publication_fence
+from actors.fence import PUBLICATION_NEEDS_FENCE, full_fence
 from actors.topology import FRAME_HEADER_BYTES, MAX_MESSAGE_BYTES
 
 _HEAD, _TAIL, _ASLEEP, _WANTED, _SIZE = 0, 8, 16, 24, 32
@@ -101,9 +102,8 @@ class _RingEnd:
             )
         return used
 
-    def _check_peer(self) -> None:
-        if self._gone is not None:
-            raise PeerGoneError(f"ring {self.name}: {self._gone}")
+    def _raise_gone(self) -> NoReturn:
+        raise PeerGoneError(f"ring {self.name}: {self._gone}")
 
 
 class RingWriter(_RingEnd):
@@ -136,7 +136,8 @@ class RingWriter(_RingEnd):
         False: there is no room for the rest of it. The consumer will wake this side; then call
         again with the same message. Raises MessageTooLargeError, PeerGoneError, RingCorruptError.
         """
-        self._check_peer()
+        if self._gone is not None:
+            self._raise_gone()
         size = len(message)
         if self._sent == 0:
             self.check_size(size)
@@ -166,7 +167,8 @@ class RingWriter(_RingEnd):
 
     def _put(self, message: bytes | bytearray, length: int, following: int) -> None:
         # A fragment overwrites bytes whose release (TAIL) was just read: keep it behind that.
-        publication_fence()
+        if PUBLICATION_NEEDS_FENCE:
+            full_fence()
         start = self._head % self._capacity
         _HEADER.pack_into(self._data, start, length, following)
         begin = start + FRAME_HEADER_BYTES
@@ -183,12 +185,15 @@ class RingWriter(_RingEnd):
 
     def _publish(self, length: int) -> None:
         words = self._words
-        publication_fence()
+        if PUBLICATION_NEEDS_FENCE:
+            full_fence()
         words[_HEAD] = self._head
         full_fence()
         self._frames += 1
         self._bytes += length
-        self._high_water = max(self._high_water, self._head - words[_TAIL])
+        filled = self._head - words[_TAIL]
+        if filled > self._high_water:
+            self._high_water = filled
         if words[_ASLEEP]:
             words[_ASLEEP] = 0
             self._wakes += 1
@@ -227,13 +232,16 @@ class RingReader(_RingEnd):
         """
         while True:
             head = self._words[_HEAD]
-            used = self._used(head, self._tail)
-            if used == 0:
-                self._check_peer()
+            if head == self._tail:
+                if self._gone is not None:
+                    self._raise_gone()
                 return None
-            publication_fence()
+            used = self._used(head, self._tail)
+            if PUBLICATION_NEEDS_FENCE:
+                full_fence()
             frame, following = self._take(used)
-            self._high_water = max(self._high_water, used)
+            if used > self._high_water:
+                self._high_water = used
             if following == 0 and not self._parts:
                 self._messages += 1
                 return frame
@@ -279,7 +287,8 @@ class RingReader(_RingEnd):
     def _release(self) -> None:
         words = self._words
         # The copy out of the frame is complete before its room is given away.
-        publication_fence()
+        if PUBLICATION_NEEDS_FENCE:
+            full_fence()
         words[_TAIL] = self._tail
         full_fence()
         wanted = words[_WANTED]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.errors import ArraysError, RingCorruptError
-from actors.fence import full_fence, publication_fence
+from actors.fence import PUBLICATION_NEEDS_FENCE, full_fence
 from actors.ring import Wake
 
 _LINE = 64
@@ -42,6 +42,9 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decoder = msgspec.msgpack.Decoder(tuple[Placement, ...])
+
+View = tuple[tuple[int, ...], np.dtype[Any], int]
+"""How to look at one array in place: shape, dtype, offset."""
 
 
 class Packing(msgspec.Struct, frozen=True):
@@ -126,7 +129,8 @@ class SlotWriter(_SlotsEnd):
             if slot is None:
                 return None
             self._states[self._waiting] = 0
-        publication_fence()
+        if PUBLICATION_NEEDS_FENCE:
+            full_fence()
         start = slot * self._stride
         data = self._data[start : start + self._stride]
         _LENGTH.pack_into(data, 0, len(packing.header))
@@ -153,7 +157,7 @@ class SlotReader(_SlotsEnd):
     ) -> None:
         super().__init__(memory, channel, slot_bytes, slots)
         self._wake = wake
-        self._known: dict[bytes, tuple[Placement, ...]] = {}
+        self._known: dict[bytes, list[View]] = {}
 
     def views(self, slot: int) -> tuple[npt.NDArray[Any], ...]:
         """The arrays of `slot`, in place and read-only. Raises RingCorruptError for nonsense."""
@@ -164,12 +168,12 @@ class SlotReader(_SlotsEnd):
         try:
             (length,) = _LENGTH.unpack_from(data, 0)
             header = bytes(data[_LENGTH.size : _LENGTH.size + length])
-            placements = self._known.get(header)
-            if placements is None:
-                placements = _remember(self._known, header, _decoder.decode(header))
-            return tuple(
-                np.ndarray(place.shape, place.dtype, data, place.offset) for place in placements
-            )
+            views = self._known.get(header)
+            if views is None:
+                placed = _decoder.decode(header)
+                found = [(place.shape, np.dtype(place.dtype), place.offset) for place in placed]
+                views = _remember(self._known, header, found)
+            return tuple([np.ndarray(shape, dtype, data, at) for shape, dtype, at in views])
         except (msgspec.DecodeError, ValueError, TypeError) as error:
             raise RingCorruptError(
                 f"channel {self.channel}: slot {slot} holds no arrays: {error}"
@@ -177,7 +181,8 @@ class SlotReader(_SlotsEnd):
 
     def release(self, slot: int) -> None:
         """Give the slot back to the producer; its views are overwritten from now on."""
-        publication_fence()
+        if PUBLICATION_NEEDS_FENCE:
+            full_fence()
         self._states[slot * _WORDS_PER_LINE] = 0
         full_fence()
         if self._states[self._waiting]:

@@ -7,6 +7,8 @@ together: a histogram may be one observation ahead of its sum, which no consumer
 from __future__ import annotations
 
 import bisect
+import functools
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -92,11 +94,7 @@ class StatisticsBlock:
         self.metrics = metrics
         self._words = memory.cast("B").cast("Q")
         self._floats = memory.cast("B").cast("d")
-        self._places: dict[str, tuple[Metric, int]] = {}
-        index = 0
-        for metric in metrics:
-            self._places[metric.name] = (metric, index)
-            index += metric.words
+        self._places, _ = _layout(metrics)
 
     def counter(self, name: str) -> Counter:
         return Counter(self._words, self._place(name, "counter")[1])
@@ -132,4 +130,15 @@ class StatisticsBlock:
 
 def block_bytes(metrics: tuple[Metric, ...]) -> int:
     """Size of a block's memory in bytes, never zero."""
-    return WORD_BYTES * max(1, sum(metric.words for metric in metrics))
+    return WORD_BYTES * max(1, _layout(metrics)[1])
+
+
+@functools.cache
+def _layout(metrics: tuple[Metric, ...]) -> tuple[Mapping[str, tuple[Metric, int]], int]:
+    """Each metric by its name with its first word, and how many words there are in all."""
+    places: dict[str, tuple[Metric, int]] = {}
+    index = 0
+    for metric in metrics:
+        places[metric.name] = (metric, index)
+        index += metric.words
+    return places, index

@@ -6,7 +6,7 @@ import functools
 import importlib
 import operator
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -95,6 +95,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
         raise TopologyError(f"no role {name} in the topology")
 
 
+@functools.cache
 def message_types(messages: Any) -> tuple[type[msgspec.Struct], ...]:
     """The Struct classes of a union (or the one class). Raises TopologyError for other types."""
     members = typing.get_args(messages) or (messages,)
@@ -102,6 +103,12 @@ def message_types(messages: Any) -> tuple[type[msgspec.Struct], ...]:
         if not (isinstance(member, type) and issubclass(member, msgspec.Struct)):
             raise TopologyError(f"{member!r} is no msgspec Struct: only Structs travel in channels")
     return members
+
+
+@functools.cache
+def decoder(messages: Any) -> Callable[[memoryview], Any]:
+    """Reads msgpack of any of `messages`. Raises TypeError where it could not tell them apart."""
+    return msgspec.msgpack.Decoder(messages).decode
 
 
 def message_names(messages: Any) -> tuple[str, ...]:
@@ -156,19 +163,18 @@ def _validate_channel(channel: ChannelSpec, roles: list[str], depth: int) -> Non
         )
     if not 0 <= channel.spin_us < 20:
         raise TopologyError(f"channel {channel.name}: spin_us {channel.spin_us} is not in 0..19")
-    _validate_messages(channel)
-
-
-def _validate_messages(channel: ChannelSpec) -> None:
-    for name, member in zip(
-        message_names(channel.messages), message_types(channel.messages), strict=True
-    ):
-        if resolve(name) is not member:
-            raise TopologyError(f"channel {channel.name}: {name} is not what that name imports")
     try:
-        msgspec.msgpack.Decoder(channel.messages)
-    except TypeError as error:
+        _validate_messages(channel.messages)
+    except (TopologyError, TypeError) as error:
         raise TopologyError(f"channel {channel.name}: {error}") from error
+
+
+@functools.cache
+def _validate_messages(messages: Any) -> None:
+    for name, member in zip(message_names(messages), message_types(messages), strict=True):
+        if resolve(name) is not member:
+            raise TopologyError(f"{name} is not what that name imports")
+    decoder(messages)
 
 
 def _doubled(names: Iterable[str]) -> str | None:

@@ -184,19 +184,22 @@ class ScriptedEngine:
             _allowed(tables.mask[row.slot], row.place, row.token) if masked[row.slot] else row.token
             for row in rows
         ]
-        ids = np.array(tokens, np.int32)
-        held = (ids >= 0).astype(np.int32)
-        present, lse, picks = held.copy(), np.where(held, 0.0, -np.inf), ids
-        left_open = [index for index, row in enumerate(rows) if row.is_open]
-        if left_open:
-            present[left_open], lse[left_open] = self.limits.vocab_size, _OPEN_LSE
-            picks = ids.copy()
-            picks[left_open] = -1
-        if not self.limits.depth:
-            picks = np.full_like(ids, -1)
-        zeros = np.zeros((len(rows), 1), np.float32)
-        drafts = np.array([row.draft for row in rows], np.int32)
-        return Candidates(ids[:, None], zeros, held, present, lse, drafts, picks)
+        present = [int(token >= 0) for token in tokens]
+        held = np.array(present, np.int32)
+        lse = [0.0 if any_id else -math.inf for any_id in present]
+        picks = list(tokens) if self.limits.depth else [-1] * len(rows)
+        for index, row in enumerate(rows):
+            if row.is_open:
+                present[index], lse[index], picks[index] = self.limits.vocab_size, _OPEN_LSE, -1
+        return Candidates(
+            np.array(tokens, np.int32)[:, None],
+            np.zeros((len(rows), 1), np.float32),
+            held,
+            np.array(present, np.int32),
+            np.array(lse, np.float64),
+            np.array([row.draft for row in rows], np.int32),
+            np.array(picks, np.int32),
+        )
 
 
 def _allowed(masks: npt.NDArray[np.uint32], place: int, scripted: int) -> int:

@@ -96,10 +96,12 @@ class FrameReader:
     def take(self) -> Any | None:
         """The next message, or None until more arrives. Raises FrameError."""
         buffer, start = self._buffer, self._start
-        self._check_beginning()
         if len(buffer) - start < _HEADER.size:
+            self._check_beginning()
             return None
-        _, _, length, number, checksum = _HEADER.unpack_from(buffer, start)
+        magic, protocol, length, number, checksum = _HEADER.unpack_from(buffer, start)
+        if magic != _MAGIC or protocol != PROTOCOL:
+            self._check_beginning()
         if length > self._limit:
             raise FrameError(f"a frame of {length} bytes, the limit is {self._limit}")
         begin = start + _HEADER.size
@@ -128,6 +130,8 @@ class FrameReader:
     def _check_beginning(self) -> None:
         """Refuse garbage at its first bytes: fewer than a header may be all that ever comes."""
         begun = bytes(self._buffer[self._start : self._start + len(_MAGIC) + 1])
+        if not begun:
+            return
         if not _MAGIC.startswith(begun[: len(_MAGIC)]):
             raise FrameError("not a journal frame")
         if len(begun) > len(_MAGIC) and begun[-1] != PROTOCOL:

@@ -19,10 +19,11 @@ class OperationStream:
     `sink` gets the bytes of every fold, for whoever keeps the file.
     """
 
-    __slots__ = ("_hash", "_lines", "_sink")
+    __slots__ = ("_digest", "_hash", "_lines", "_sink")
 
     def __init__(self, sink: Sink | None = None) -> None:
         self._hash = hashlib.blake2b(digest_size=8)
+        self._digest: int | None = None
         self._lines: list[str] = []
         self._sink = sink
 
@@ -45,9 +46,12 @@ class OperationStream:
             text = "".join(self._lines).encode()
             self._lines.clear()
             self._hash.update(text)
+            self._digest = None
             if self._sink is not None:
                 self._sink(text)
 
     def digest(self) -> int:
         """The fold so far, as an unsigned 64-bit number."""
-        return int.from_bytes(self._hash.digest(), "little")
+        if self._digest is None:
+            self._digest = int.from_bytes(self._hash.digest(), "little")
+        return self._digest

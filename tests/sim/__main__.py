@@ -13,8 +13,9 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from sim_audit import audit
 from sim_case import FAULTS, Case
-from sim_world import Run
+from sim_world import Run, many_worlds
 
 EVERY = 5000
 """Seeds between two words of progress."""
@@ -54,7 +55,7 @@ class Played(NamedTuple):
 
 def tell(case: Case) -> None:
     """Play one case aloud."""
-    run = Run(case, aloud=True)
+    run = Run(case)
     logging.getLogger().addHandler(Narrator(run))
     logging.getLogger().setLevel(logging.INFO)
     lives = f", {case.lives} lives" if case.lives > 1 else ""
@@ -67,15 +68,23 @@ def tell(case: Case) -> None:
 def play(seeds: range, fault: str | None, *, aloud: bool = False) -> Played:
     """Play `seeds`, as far as none breaks a promise; None is the seeds' own `fault`."""
     warnings.simplefilter("error")
+    with nullcontext() if aloud else many_worlds():
+        return play_each(seeds, fault, tell if aloud else play_one)
+
+
+def play_one(case: Case) -> None:
+    """Play one case."""
+    Run(case).play(audit)
+
+
+def play_each(seeds: range, fault: str | None, how: Callable[[Case], None]) -> Played:
+    """Play each of `seeds` so, as far as none breaks a promise."""
     kinds: Counter[str] = Counter()
     for seed in seeds:
         case = Case(seed, fault)
         kinds[case.fault.kind] += 1
         try:
-            if aloud:
-                tell(case)
-            else:
-                Run(case).play(audit)
+            how(case)
         except Exception:  # noqa: BLE001 - whatever it is, the seed is the finding
             again = f"--fault '{fault}' " if fault else ""
             replay = f"replay: python -m tests.sim --seed {seed} --count 1 {again}--tell"

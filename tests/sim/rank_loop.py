@@ -8,6 +8,7 @@ any two of its callbacks.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from virtual_loop import settle
 
@@ -24,6 +25,8 @@ class RankLoop(asyncio.AbstractEventLoop):
         self.halted = False
         self.parked = []
         self._dead = False
+        self.call_soon = self.call_soon_threadsafe = partial(root.soon, self)
+        self.call_at = partial(root.at, self)
         self.moment = root.moment
         self.time = root.time
         self.clock_ns = root.clock_ns
@@ -73,16 +76,8 @@ class RankLoop(asyncio.AbstractEventLoop):
         finally:
             asyncio._set_running_loop(before)
 
-    def call_soon(self, callback, *args, context=None):
-        return self.root.begin(self, callback, args)
-
-    call_soon_threadsafe = call_soon
-
-    def call_at(self, when, callback, *args, context=None):
-        return self.root.begin_at(self, when, callback, args)
-
     def call_later(self, delay, callback, *args, context=None):
-        return self.root.begin_at(self, self.root.time() + delay, callback, args)
+        return self.root.at(self, self.root.time() + delay, callback, *args)
 
     def create_future(self):
         return asyncio.Future(loop=self)

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import logging
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from msgspec.structs import replace
@@ -22,6 +24,8 @@ from actors.supervisor import Settings, Supervisor
 from actors.topology import ChannelSpec
 from actors.world import topology
 
+GARBAGE = 1000
+"""Objects beyond which circles are looked for between two worlds."""
 DRAIN_S = 2.0
 PATIENCE_S = 200.0
 """Nothing that a case holds takes so long: a run that does hangs."""
@@ -34,14 +38,27 @@ ROLES = {
 SCHEDULERS = ("sim_roles:SimScheduler", "sim_roles:SimFollower")
 
 
+@contextmanager
+def many_worlds() -> Iterator[None]:
+    """Inside, worlds are played that log nothing. What they leave in circles is looked for between
+    two of them alone: to do so all the time takes two fifths of it."""
+    logging.disable(logging.CRITICAL)
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
+
+
 class Run:
     """One case, run. `statuses` and `ended_s` are each rank's exit status and time of exit."""
 
-    def __init__(self, case: Case, *, aloud: bool = False, life: int = 1, disks=()) -> None:
+    def __init__(self, case: Case, *, life: int = 1, disks=()) -> None:
         self.case = case
         self.life = life
         self.later = None
-        self._aloud = aloud
         self.ledger = Ledger(case)
         self.loop = VirtualLoop(case.seed + life - 1)
         self.statuses = {}
@@ -61,16 +78,11 @@ class Run:
     def play(self, audit=lambda run: None) -> Run:
         """Runs to the end of every rank; `audit` looks at what it left. Then, where the case has
         another life, that, as `later`."""
-        logging.disable(logging.NOTSET if self._aloud else logging.CRITICAL)
+        if gc.get_count()[0] > GARBAGE:
+            gc.collect(0)
         self.loop.set_exception_handler(lambda loop, context: self.errors.append(context))
-        # What a run leaves in circles is small; looking for it all the time takes two fifths.
-        gc.disable()
-        try:
-            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-                runner.run(self._play(audit))
-        finally:
-            gc.enable()
-            logging.disable(logging.NOTSET)
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self._play(audit))
         if self.life < self.case.lives:
             self.later = self.after().play(audit)
         return self
@@ -80,7 +92,7 @@ class Run:
         for disk in self.ledger.disks:
             disk.trouble, disk.cut_short = "", True
         case = self.case.again()
-        return Run(case, aloud=self._aloud, life=self.life + 1, disks=self.ledger.disks)
+        return Run(case, life=self.life + 1, disks=self.ledger.disks)
 
     async def _play(self, audit):
         case = self.case

@@ -64,27 +64,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return int(self._now * 1e9)
 
     def call_soon(self, callback, *args, context=None):
-        return self.begin(self, callback, args)
+        return self.soon(self, callback, *args)
 
     call_soon_threadsafe = call_soon
 
     def call_at(self, when, callback, *args, context=None):
-        return self.begin_at(self, when, callback, args)
+        return self.at(self, when, callback, *args)
 
     def call_later(self, delay, callback, *args, context=None):
-        return self.begin_at(self, self._now + delay, callback, args)
+        return self.at(self, self._now + delay, callback, *args)
 
-    def begin(self, owner, callback, args):
+    def soon(self, owner, callback, *args, context=None):
         """Have `owner` call soon: now, or a moment later."""
         if self.moment() < PUT_OFF:
-            return self.begin_at(owner, self._now + self.moment() * MOMENT_S, callback, args)
+            return self.at(owner, self._now + self.moment() * MOMENT_S, callback, *args)
         call = Call()
         call.owner, call.callback, call.args = owner, callback, args
         call.gone = call.waits = False
         self._ready.append(call)
         return call
 
-    def begin_at(self, owner, when, callback, args):
+    def at(self, owner, when, callback, *args, context=None):
         """Have `owner` call at `when`."""
         call = Call(when)
         call.owner, call.callback, call.args = owner, callback, args
@@ -126,7 +126,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if not ready:
             if not timers:
                 raise RuntimeError("a run waits for what nothing brings about")
-            self._now = max(self._now, float(timers[0]))
+            if timers[0] > self._now:
+                self._now = float(timers[0])
         if len(timers) > FEW_TIMERS and self.cancelled > MOST_CANCELLED * len(timers):
             timers[:] = [call for call in timers if not call.gone]
             heapq.heapify(timers)
