@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from dgpp.checkpoint.binding import Binding, bind_matrix
 from dgpp.checkpoint.formats import BF16, Format, to_float32
@@ -37,8 +40,7 @@ Extent: TypeAlias = int | tuple[int, ...]
 """A vector's size, or the shape of a small array."""
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(msgspec.Struct, frozen=True):
     """One projection of the checkpoint: [rows, columns] values stored under `name` in `format`.
 
     What is used of it: the row ranges `take` (first, count) in their order, all rows where there is
@@ -60,14 +62,14 @@ class Linear:
         """What one rank uses of it, `held` in another form than it is stored in where that is
         given. Raises ConfigError where that is no cut of the form."""
         if self.split in (Split.NONE, Split.TAKEN) or shard.world == 1:
-            return replace(self, split=Split.NONE)
+            return structs.replace(self, split=Split.NONE)
         if self.split is not Split.COLUMNS:
             take = tuple(
                 (first + part.start, len(part))
                 for first, count in self.ranges
                 for part in [shard.span(self.split, count, self.name)]
             )
-            return replace(self, take=take, split=Split.NONE)
+            return structs.replace(self, take=take, split=Split.NONE)
         start, count = self.span or (0, self.columns)
         part = shard.span(Split.COLUMNS, count, self.name)
         step = LAYOUTS[self.format.form if held is None else held].group or 1
@@ -77,7 +79,7 @@ class Linear:
                 f"world_size: {shard.world} cuts {self.name} into {len(part)} columns, which are "
                 f"no whole groups of {step} ({form})"
             )
-        return replace(self, span=(start + part.start, len(part)), split=Split.NONE)
+        return structs.replace(self, span=(start + part.start, len(part)), split=Split.NONE)
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -188,21 +190,14 @@ class WeightSource(ABC):
         """A source that accounts for names as this one does, and loads nothing."""
 
 
+_SHAPE = attrgetter("rows", "columns", "format", "take", "span", "split")
+
+
 def _alike(linears: Sequence[Linear]) -> Iterator[tuple[Linear, int]]:
     """Each run of projections that differ by name alone: its first, and how many they are. A
     layer's experts are one run, where planning them one by one would take seconds."""
 
-    def shape(linear: Linear) -> tuple[object, ...]:
-        return (
-            linear.rows,
-            linear.columns,
-            id(linear.format),
-            linear.take,
-            linear.span,
-            linear.split,
-        )
-
-    for _, run in groupby(linears, shape):
+    for _, run in groupby(linears, _SHAPE):
         first, *others = run
         yield first, 1 + len(others)
 

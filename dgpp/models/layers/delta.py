@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from dgpp.checkpoint.formats import Format
 from dgpp.models.layers.extended import extended
 from dgpp.models.layers.workspace import Workspace
@@ -98,7 +100,7 @@ class GatedDeltaNet:
             module = f"{name}.{part}"
             return Linear(module, rows, hidden, format_of(module), split=Split.ROWS)
 
-        inputs = replace(linear("in_proj_qkv", shape.channels), take=shape.ranges)
+        inputs = structs.replace(linear("in_proj_qkv", shape.channels), take=shape.ranges)
         gates = [linear(part, heads) for part in ("in_proj_a", "in_proj_b")]
         self._inputs = source.matrix("attention", [inputs])
         self._gate = source.matrix("attention", [linear("in_proj_z", shape.values)])

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from dgpp.checkpoint.formats import Format
 from dgpp.models.layers.extended import extended
 from dgpp.models.layers.indexer import Indexer
@@ -110,7 +112,8 @@ class MlaAttention:
         keys = tuple((at * head, shape.nope) for at in ours)
         values = tuple((at * head + shape.nope, shape.values) for at in ours)
         absorbed = linear("kv_b_proj", heads * head, shape.kv_rank, Split.TAKEN)
-        self._absorbed = source.matrix("attention", [replace(absorbed, take=(*keys, *values))])
+        taken = structs.replace(absorbed, take=(*keys, *values))
+        self._absorbed = source.matrix("attention", [taken])
         self._key_rows = own.heads * shape.nope
 
     def prepare(self, ops: Backend, angles: Tensor, latents: object, keys: object) -> None:

@@ -26,7 +26,8 @@ def primes_from(least: int) -> Iterator[int]:
     """Primes that are not below `least`, of which releases make the sizes of heads' parts."""
     candidate = max(least, 2)
     while True:
-        if all(candidate % factor for factor in range(2, math.isqrt(candidate) + 1)):
+        odd = range(3, math.isqrt(candidate) + 1, 2)
+        if candidate == 2 or (candidate % 2 and all(candidate % factor for factor in odd)):
             yield candidate
         candidate += 1
 

@@ -6,7 +6,9 @@ is gated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from dgpp.checkpoint.formats import Format
 from dgpp.errors import ConfigError
@@ -71,7 +73,7 @@ def _shared_head(linear: Linear, sizes: HeadSizes, shard: Shard) -> Linear:
     ranks = shard.world // sizes.kv_heads
     each = linear.rows // sizes.kv_heads
     take = ((shard.rank // ranks * each, each),)
-    return replace(linear, take=take, split=Split.TAKEN, copies=ranks)
+    return structs.replace(linear, take=take, split=Split.TAKEN, copies=ranks)
 
 
 def fused(name: str, sizes: HeadSizes, stored: Format, chunks: int, shard: Shard) -> list[Linear]:

@@ -272,6 +272,12 @@ def test_compact_json_leaves_no_room_to_dawdle():
         assert allows(MIMO, Wanted(schema={}), text)
 
 
+@cache
+def vendors_grammars(name):
+    tokenizer = vendors.tokenizer(name)
+    return tokenizer, Grammars(vocabulary(tokenizer, [max(tokenizer.controls.values())]))
+
+
 @vendors.needed
 @pytest.mark.parametrize(
     ("name", "form"),
@@ -281,9 +287,7 @@ def test_compact_json_leaves_no_room_to_dawdle():
     ],
 )
 def test_vendors_vocabularies(name, form):
-    tokenizer = vendors.tokenizer(name)
-    stop = max(tokenizer.controls.values())
-    found = Grammars(vocabulary(tokenizer, [stop]))
+    tokenizer, found = vendors_grammars(name)
     wanted = Wanted(tools=(WEATHER, NOW), choice="required")
     grammar = answer_grammar(wanted, dialect(form), tokenizer, reasoning=True)
     for arguments in GOOD:
