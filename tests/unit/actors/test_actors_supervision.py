@@ -135,7 +135,8 @@ def test_a_watch_ends_a_stuck_actor_with_its_last_words(tmp_path: Path, placemen
     assert "keeper of rank 0 " + ("exited" if placement == "processes" else "failed") in errors
 
 
-@pytest.mark.parametrize("role", ROLES)
+# The door hears of the others' end, and nobody of the door's.
+@pytest.mark.parametrize("role", ["worker", "door"])
 def test_killed_actor_ends_the_world(tmp_path: Path, role: str) -> None:
     with world(tmp_path) as w:
         w.wait_ready()
@@ -155,9 +156,9 @@ def test_killed_actor_ends_the_world(tmp_path: Path, role: str) -> None:
             assert told.read_text() == f"{cause}|engine_failure"
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", ["worker", "door"])
 def test_stopped_actor_ends_the_world(tmp_path: Path, role: str) -> None:
-    # One with the times that serve, the others with shorter ones.
+    # One with the times that serve, the other with shorter ones.
     settings = Settings() if role == "worker" else Settings(grace_s=0.2)
     with world(tmp_path, settings=settings, linger_s=60.0) as w:
         w.wait_ready()
@@ -401,7 +402,7 @@ def test_children_ignore_interrupts_and_show_their_role(tmp_path: Path) -> None:
         assert w.process.poll() is None
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_nothing_leaks_over_many_worlds(tmp_path: Path, count: int) -> None:
     """Worlds one after the other, from one process."""
     script = Path(__file__).with_name("toy_cycles.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,7 @@ class Kept(CpuBackend):
         return super().matrix(parts)
 
 
+@cache
 def loaded(folder: Path, forms: ModelForms) -> list[list[Part]]:
     checkpoint, backend = Checkpoint(folder), Kept()
     family = family_of(checkpoint.config)
