@@ -215,7 +215,7 @@ PARAMETERS = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(rows(), PARAMETERS, st.integers(1, 300), st.floats(0, 1, exclude_max=True))
 def test_the_width_of_the_list_never_changes_the_token(logits, params, width, u):
     whole = heads(logits, len(logits), params)
@@ -237,7 +237,7 @@ def test_the_width_of_the_list_never_changes_the_token(logits, params, width, u)
         assert cut.ids[again.rank] == whole.ids[expected.rank]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rows(), PARAMETERS)
 def test_survivors_match_the_definition(logits, params):
     expected = len(survivors_of(logits, params)[0])

@@ -208,7 +208,7 @@ TICK = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     SHAPES,
     st.integers(30, 80),

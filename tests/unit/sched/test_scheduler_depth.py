@@ -192,7 +192,7 @@ def play(load, depth):
     return driver, ids, requests
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(TICK, max_size=20))
 def test_any_load_gives_the_answers_of_depth_0_and_ends_clean(load):
     driver, ids, requests = play(load, 1)

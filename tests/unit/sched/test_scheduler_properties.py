@@ -123,7 +123,7 @@ def play(limits, load, answers, auto):
     return driver, ids
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(engine_limits(), LOAD, ANSWERS, st.booleans())
 def test_any_load_ends_clean(limits, load, answers, auto):
     driver, ids = play(limits, load, answers, auto)
@@ -149,7 +149,7 @@ def test_the_same_records_and_verdicts_give_the_same_operations(limits, load, an
     assert first.outcomes == second.outcomes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.sampled_from([-5, 0, 5])), min_size=60, max_size=160)
 )

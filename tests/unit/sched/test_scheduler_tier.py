@@ -196,7 +196,7 @@ def test_a_full_disk_forgets_what_was_used_least_lately():
 DISK = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=8)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.tuples(st.lists(REQUEST, max_size=2), st.lists(st.integers(0, 30), max_size=1)),
              max_size=12),

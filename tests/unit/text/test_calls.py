@@ -315,7 +315,7 @@ values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     st.sampled_from(FORMATS),
     st.text(max_size=30),
