@@ -17,6 +17,7 @@ from serving import ROOT, TINY, Server, Starter
 
 ENGINE = {
     "backend": "cpu",
+    "placement": "inline",
     "threads": 1,
     "kv_capacity": 1024,
     "max_concurrency": 2,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import select
-import signal
-import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -78,7 +75,8 @@ def test_a_wrong_key_is_told_and_nothing_is_written(ends):
 
 def test_memory_that_is_not_registered_is_told(ends):
     end, _other = ends
-    end.write(2 * end.half + 64, number=1)
+    end.start += 2 * end.half
+    end.write(64, number=1)
     assert end.wait() == Done(1, Status.LOCAL_ACCESS)
 
 
@@ -106,24 +104,35 @@ def test_what_cannot_be_had_is_named(devices, gid_index, package):
     port.close()
 
 
+def live(device, gid_index, pipe):
+    """The peer that is killed: says where it is reached, and receives one write."""
+    end = open_end(device, gid_index)
+    end.receive(1)
+    pipe.send_bytes(msgspec.json.encode(end.told()))
+    end.connect(msgspec.json.decode(pipe.recv_bytes(), type=Told))
+    pipe.send_bytes(b"connected")
+    assert end.wait().received
+    pipe.send_bytes(b"received")
+    pipe.recv_bytes()
+
+
 def test_a_killed_peer_is_named(devices, gid_index):
-    script = str(Path(__file__).with_name("peer.py"))
+    # Forked, so that an emulated processor imports nothing anew.
+    fork = multiprocessing.get_context("fork")
+    pipe, theirs = fork.Pipe()
+    peer = fork.Process(target=live, args=(devices[1], gid_index, theirs), daemon=True)
+    peer.start()
     end = open_end(devices[0], gid_index)
-    with subprocess.Popen(
-        [sys.executable, script, devices[1], str(gid_index)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as peer:  # fmt: skip
-        end.connect(msgspec.json.decode(peer.stdout.readline(), type=Told))
-        peer.stdin.write(msgspec.json.encode(end.told()).decode() + "\n")
-        peer.stdin.flush()
-        assert peer.stdout.readline() == "connected\n"
-        end.write(64, number=1, told=True)
-        assert end.wait() == Done(1)
-        assert peer.stdout.readline() == "True\n"
-        peer.send_signal(signal.SIGKILL)
-        peer.wait()
-        end.write(64, number=2)
-        done = end.wait()
-        with pytest.raises(PeerUnreachableError, match="rank 1, lane 1: no answer"):
-            raise failure(done.status, 0, "rank 1, lane 1")
+    end.connect(msgspec.json.decode(pipe.recv_bytes(), type=Told))
+    pipe.send_bytes(msgspec.json.encode(end.told()))
+    assert pipe.recv_bytes() == b"connected"
+    end.write(64, number=1, told=True)
+    assert end.wait() == Done(1)
+    assert pipe.recv_bytes() == b"received"
+    peer.kill()
+    peer.join()
+    end.write(64, number=2)
+    done = end.wait()
+    with pytest.raises(PeerUnreachableError, match="rank 1, lane 1: no answer"):
+        raise failure(done.status, 0, "rank 1, lane 1")
     close_end(end)
