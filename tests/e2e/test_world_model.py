@@ -57,7 +57,8 @@ def test_two_ranks_answer_as_one_does(serve, model):
     """Sums of two parts round differently: logprobs are near, tokens equal (no margin here is
     within the difference)."""
     engine = {"max_concurrency": 4, "kv_capacity": 4096, "threads": 1, "backend": "cpu"}
-    alone = serve(model=model, placement="inline", **engine)
+    engine |= {"placement": "inline"}
+    alone = serve(model=model, **engine)
     wanted = [ask(alone, **request) for request in REQUESTS]
     assert alone.stop() == 0
     world = serve(model=model, world_size=2, embed_sharding="vocab", **engine)
