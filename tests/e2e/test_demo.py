@@ -38,9 +38,8 @@ def client(serve_module):
 
 
 def ask(client, question, **more):
-    return client.chat.completions.create(
-        model=DEMO_MODEL, messages=[{"role": "user", "content": question}], max_tokens=24, **more
-    )
+    asked = {"messages": [{"role": "user", "content": question}], "max_tokens": 12}
+    return client.chat.completions.create(model=DEMO_MODEL, **asked | more)
 
 
 def text(answer):
@@ -91,10 +90,12 @@ def test_logprobs_are_the_models_own(client):
 
 
 def test_penalties_and_bias_change_what_is_said(client):
-    plain = text(ask(client, QUESTIONS[1], temperature=0))
-    penalised = text(ask(client, QUESTIONS[1], temperature=0, frequency_penalty=2.0))
+    asked = {"temperature": 0, "max_tokens": 24}
+    plain = text(ask(client, QUESTIONS[1], **asked))
+    asked["frequency_penalty"] = 2.0
+    penalised = text(ask(client, QUESTIONS[1], **asked))
     assert penalised != plain
-    streamed = ask(client, QUESTIONS[1], temperature=0, frequency_penalty=2.0, stream=True)
+    streamed = ask(client, QUESTIONS[1], **asked, stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in streamed) == penalised
     biased = client.completions.create(
         model=DEMO_MODEL, prompt="x", max_tokens=3, temperature=0, logit_bias={"1234": 100}
@@ -104,15 +105,15 @@ def test_penalties_and_bias_change_what_is_said(client):
 
 def test_a_long_prompt_in_chunks_beside_a_running_stream(client):
     stream = client.completions.create(
-        model=DEMO_MODEL, prompt="Once upon a time", max_tokens=120, temperature=0, stream=True
+        model=DEMO_MODEL, prompt="Once upon a time", max_tokens=40, temperature=0, stream=True
     )
     pieces = [next(stream).choices[0].text]
-    long = "The lighthouse keeper wrote every evening in his book. " * 90
+    long = "The lighthouse keeper wrote every evening in his book. " * 55
     asked = {"model": DEMO_MODEL, "prompt": long, "max_tokens": 8, "temperature": 0}
     beside = client.completions.create(**asked).choices[0].text
     pieces += [chunk.choices[0].text for chunk in stream]
     alone = client.completions.create(
-        model=DEMO_MODEL, prompt="Once upon a time", max_tokens=120, temperature=0
+        model=DEMO_MODEL, prompt="Once upon a time", max_tokens=40, temperature=0
     )
     assert "".join(pieces) == alone.choices[0].text
     assert client.completions.create(**asked).choices[0].text == beside

@@ -75,7 +75,8 @@ def test_two_ranks_agree_on_every_step(serve, model):
     assert server.operations(0) == server.operations(1) != b""
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+# tests/e2e/test_ranks.py kills an engine in every run.
+@pytest.mark.parametrize("how", [pytest.param("SIGKILL", marks=pytest.mark.long), "SIGSTOP"])
 def test_an_engine_that_falls_in_a_collective_ends_the_world(serve, model, how):
     server = start(serve, model)
     family = server.family()
