@@ -48,6 +48,10 @@ THINKING_TEXT = f"Hm, rain?</think>Let me look.\n{_CALL}"
 """What a model says that thinks, talks and calls a tool; `THINKING_TEMPLATE` is its template."""
 
 
+COMPILING_S = 300
+"""What a server on the CPU gets that may be the first to need its kernels."""
+
+
 def free_ports(count: int) -> list[int]:
     """Ports of this host that nobody listens on."""
     with contextlib.ExitStack() as held:
@@ -187,7 +191,7 @@ class Starter:
         server = Server(config, self._folder / f"log{number}.txt", list(flags))
         self._servers.append(server)
         if ready:
-            server.wait_ready()
+            server.wait_ready(COMPILING_S if engine["backend"] == "cpu" else 60)
         return server
 
     def close(self) -> None:

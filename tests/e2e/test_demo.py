@@ -31,8 +31,7 @@ def client(serve_module):
         ensure_demo()
     except FetchError as error:
         pytest.skip(f"the demo model cannot be fetched here: {error}")
-    server = serve_module(model=DEMO_MODEL, backend="cpu", ready=False)
-    server.wait_ready(300)
+    server = serve_module(model=DEMO_MODEL, backend="cpu")
     with openai.OpenAI(base_url=server.base + "/v1", api_key="none", max_retries=0) as found:
         yield found
 

@@ -10,6 +10,9 @@ import pytest
 from faulty import injected, patching
 from serving import ROOT, TINY
 
+# The first server may have to compile every kernel.
+pytestmark = pytest.mark.timeout(600)
+
 GENERATOR = random.Random(3)
 FIRST, SECOND, THIRD = ([GENERATOR.randrange(8, 200) for _ in range(460)] for _ in range(3))
 
@@ -18,7 +21,7 @@ FIRST, SECOND, THIRD = ([GENERATOR.randrange(8, 200) for _ in range(460)] for _ 
 def tier(serve, tmp_path):
     """Start a server of `fixture` whose prefix cache has a disk; memory holds one prompt."""
 
-    def start(fixture: str, *, ready: bool = True, **engine):
+    def start(fixture: str, **engine):
         model = tmp_path / "model"
         if not model.exists():
             shutil.copytree(TINY, model)
@@ -28,7 +31,7 @@ def tier(serve, tmp_path):
             *("--set", "nvme_cache.enabled=true", "--set", f"nvme_cache.path={tmp_path}/disk"),
             *("--set", "nvme_cache.capacity_gib=0.02", "--set", "nvme_cache.min_tokens=64"),
         ]
-        return serve(model=model, backend="cpu", flags=flags, ready=ready, **sizes, **engine)
+        return serve(model=model, backend="cpu", flags=flags, **sizes, **engine)
 
     return start
 
@@ -116,11 +119,9 @@ def patch(module):
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
-@pytest.mark.timeout(600)
 def test_a_rank_killed_in_mid_spill_leaves_what_all_have(tier, tmp_path, world):
     with injected(STUCK):
-        server = tier("glm-4.7-bf16", world_size=world, placement="inline", ready=False)
-        server.wait_ready(240)
+        server = tier("glm-4.7-bf16", world_size=world, placement="inline")
     first, _ = ask(server, FIRST)
     settle(server, "spilled", 1)
     (tmp_path / "disk" / "stop").touch()
@@ -133,8 +134,7 @@ def test_a_rank_killed_in_mid_spill_leaves_what_all_have(tier, tmp_path, world):
     assert server.process.wait(30) == 2
     assert "rank 1 was killed by signal 9" in server.log
 
-    again = tier("glm-4.7-bf16", world_size=world, placement="inline", ready=False)
-    again.wait_ready(240)
+    again = tier("glm-4.7-bf16", world_size=world, placement="inline")
     assert "entries of an earlier run taken over" in again.log
     assert ask(again, FIRST) == (first, 448)
     assert ask(again, SECOND) == (second, 0)

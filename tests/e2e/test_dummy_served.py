@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 
+import pytest
 from serving import ROOT, TINY
+
+# The first server may have to compile every kernel.
+pytestmark = pytest.mark.timeout(600)
 
 CONFIG = ROOT / "tests" / "fixtures" / "glm-4.7-nvfp4" / "config.json"
 

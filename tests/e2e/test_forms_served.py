@@ -41,12 +41,11 @@ def test_a_second_start_restores_the_image_and_answers_as_before(serve, model, t
         "backend": "cpu", "threads": 1, "max_concurrency": 2, "kv_capacity": 1024,
         "bf16_weights": "bf12", "kv_dtype": "fp8", "placement": "inline",
     }  # fmt: skip
-    start = {"model": model, "ready": False, **engine}
+    start = {"model": model, **engine}
     flags = ("--set", f"paths.resident_cache={images}")
     said = []
     for _ in range(2):
         server = serve(flags=flags, **start)
-        server.wait_ready(500)
         said.append(answer(server))
         assert server.stop() == 0
         log = server.log

@@ -13,6 +13,9 @@ import psutil
 import pytest
 from serving import ROOT
 
+# The first server may have to compile every kernel.
+pytestmark = pytest.mark.timeout(600)
+
 CONFIG = ROOT / "tests" / "fixtures" / "glm-4.7-nvfp4" / "config.json"
 END_S = 4.0
 """Three seconds, and what a loaded test machine may add."""

@@ -10,6 +10,9 @@ import time
 import pytest
 from serving import ROOT, TINY
 
+# The first server may have to compile every kernel.
+pytestmark = pytest.mark.timeout(600)
+
 CHAT = "/v1/chat/completions"
 END_S = 3.0
 SLACK_S = 2.0
