@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import faulthandler
 import logging
 import os
 import signal
@@ -28,6 +27,7 @@ from actors.memory import map_memfd
 from actors.spec import ChildSpec, inherit_receiver, inherit_sender, read_spec
 from actors.statistics import StatisticsBlock
 from actors.topology import resolve
+from dgpp import log
 from dgpp.errors import DgppError
 from dgpp.imports import uncollected
 
@@ -210,7 +210,7 @@ def main(arguments: list[str]) -> None:
     spec = read_spec(int(arguments[2]))
     die_with_parent(spec.parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable()
+    log.tell_where_on_request()
     show_as(f"dgpp-{spec.role}-{spec.rank}")
     for fd in spec.fds():
         os.set_inheritable(fd, False)

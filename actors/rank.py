@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import signal
@@ -78,7 +77,7 @@ def main(arguments: list[str]) -> None:
     # Woken rather than killed, so that its own end is named; a stopped one wakes to see it.
     die_with_parent(spec.parent_pid, signal.SIGCONT)
     assert threading.current_thread() is threading.main_thread()
-    faulthandler.enable()
+    log.tell_where_on_request()
     show_as(f"dgpp-rank-{spec.rank}")
     for fd in spec.fds():
         os.set_inheritable(fd, False)

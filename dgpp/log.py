@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
+import signal
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -33,6 +35,13 @@ _PRIORITY = {
     logging.CRITICAL: 2,
 }
 _STANDARD = ("ts", "level", "role", "rank", "msg", "traceback")
+
+
+def tell_where_on_request() -> None:
+    """From now on SIGUSR1 makes this process say on standard error where each of its threads is,
+    and a fault in compiled code where that was."""
+    faulthandler.enable(_STDERR)
+    faulthandler.register(signal.SIGUSR1, _STDERR)
 
 
 def timestamp(seconds: float) -> str:

@@ -48,15 +48,19 @@ def open_deployment(
 ) -> Deployment:
     """The deployment that `config`, else the site, names; closed when this process ends. Raises
     ConfigError."""
-    if config is None:
-        usual = load_site_settings().DGPP_CLUSTER_CONFIG
-        if not usual:
-            raise ConfigError("no CONFIG given, and DGPP_CLUSTER_CONFIG names none")
-        config = Path(usual).expanduser()
+    config = config or usual_config()
     settings = load_settings(config, overrides)
     deployment = Deployment(config, settings, access_by(program, ssh_config))
     atexit.register(deployment.close)
     return deployment
+
+
+def usual_config() -> Path:
+    """The deployment file that the site names. Raises ConfigError where it names none."""
+    usual = load_site_settings().DGPP_CLUSTER_CONFIG
+    if not usual:
+        raise ConfigError("no CONFIG given, and DGPP_CLUSTER_CONFIG names none")
+    return Path(usual).expanduser()
 
 
 def open_nodes(

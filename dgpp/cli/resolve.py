@@ -3,8 +3,9 @@
 import msgspec
 import typer
 
+from dgpp.cli.cluster import DeploymentArgument, usual_config
 from dgpp.cli.flags import with_key_flags
-from dgpp.cli.settings import ConfigArgument, SetOption, load_settings
+from dgpp.cli.settings import SetOption, load_settings
 from dgpp.config.document import Override
 from dgpp.config.resolve import to_document
 
@@ -12,15 +13,15 @@ app = typer.Typer(add_completion=False)
 
 
 def resolve(
-    config: ConfigArgument,
     overrides: list[Override],
+    config: DeploymentArgument = None,
     sets: SetOption = [],  # noqa: B006 - typer copies it
 ) -> int:
     """Print the resolved JSON of a deployment: every key, with site and flags applied.
 
     Works for keys that this version does not serve yet. The output is a CONFIG too.
     """
-    encoded = msgspec.json.encode(to_document(load_settings(config, overrides)))
+    encoded = msgspec.json.encode(to_document(load_settings(config or usual_config(), overrides)))
     typer.echo(msgspec.json.format(encoded, indent=2))
     return 0
 

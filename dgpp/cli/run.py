@@ -18,7 +18,7 @@ from dgpp.config.settings import Settings
 from dgpp.config.version import version
 from dgpp.errors import ConfigError
 from dgpp.imports import uncollected
-from dgpp.log import LEVELS
+from dgpp.log import LEVELS, tell_where_on_request
 
 app = typer.Typer(add_completion=False)
 
@@ -87,6 +87,7 @@ def run(
     prepare_environment(os.environ, settings, log_level and log_level.value, rank or 0)
     if not memory_plan:
         keep_out_of_swap(os.environ, sys.argv[1:])
+    tell_where_on_request()
     with uncollected():  # imports NumPy, which must come after the environment is set
         from actors import launch, serve
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from dgpp.checkpoint.demo import DEMO_MODEL
 from dgpp.checkpoint.model_files import find_model
 from dgpp.cluster.messages import Examine, Finding
+from dgpp.cluster.record import State, read_record, state_of
 from dgpp.engine.backends import choose_backend
 from dgpp.errors import ConfigError, DgppError
 from dgpp.net.listening import Listen, cannot_listen, obstacle
@@ -34,8 +35,11 @@ def examine(request: Examine) -> Iterator[Finding]:
     yield _model(request.model, request.hub)
     yield _backend(request.backend)
     yield _locked_memory()
-    for wanted in request.listens:
-        yield _port(wanted)
+    record = read_record(request.place.record(request.rank))
+    if record is not None and state_of(record) is State.RUNNING:
+        yield Finding("ok", f"its rank runs (process {record.pid}), so its ports are taken")
+    else:
+        yield from map(_port, request.listens)
     if request.rdma:
         yield from _rdma(request)
 

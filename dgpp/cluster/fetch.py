@@ -198,7 +198,10 @@ def _require_whole(wanted: Fetch, folder: Path, own: OwnCopy) -> None:
         return
     said = [f"{name} is missing" for name in own.missing]
     said += [f"{name} is damaged" for name in own.damaged]
-    raise CheckpointError(f"{folder}: {', '.join(said)}; `dgpp fetch {wanted.model}` mends it")
+    if _folder(wanted.model) is None:
+        raise CheckpointError(f"{folder}: {', '.join(said)}; `dgpp fetch {wanted.model}` mends it")
+    # Nobody knows where it came from.
+    raise CheckpointError(f"{folder}: {', '.join(said)}; copy the whole model there once more")
 
 
 def _deliver(wanted: Fetch, order: Order, peers: Sequence[Peer], tell: Tell) -> None:

@@ -23,7 +23,8 @@ PAGES = [
     ),
 ]
 PROGRAM = re.compile(r"(?:\S*/)?dgpp|(?:\./)?scripts/[\w.-]+")
-NAMES = frozenset(command().commands)
+NAMES = frozenset({*command().commands, "agent"})
+"""Beside what the command line knows there is what the launcher calls, which comes before it."""
 
 
 def lines_of(page: str) -> list[str]:

@@ -1,9 +1,11 @@
 """Log lines: format, escaping, one write each, and the standard sentences."""
 
+import faulthandler
 import json
 import logging
 import os
 import re
+import signal
 import sys
 
 import pytest
@@ -146,3 +148,14 @@ def test_setup(monkeypatch):
     os.close(reader)
     os.close(writer)
     assert sys.stderr
+
+
+def test_a_process_says_where_it_is_and_goes_on(capfd):
+    log.tell_where_on_request()
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        faulthandler.unregister(signal.SIGUSR1)
+    said = capfd.readouterr().err
+    assert "most recent call first" in said
+    assert "in test_a_process_says_where_it_is_and_goes_on" in said

@@ -159,7 +159,7 @@ def test_run_errors_are_one_line_and_status_1(config, launched, capsys, argument
     assert launched == []
 
 
-@pytest.mark.parametrize("arguments", [["nope"], ["--nope"], ["run"], ["resolve"]])
+@pytest.mark.parametrize("arguments", [["nope"], ["--nope"], ["run"], ["inspect"]])
 def test_usage_errors_are_status_1(arguments, capsys):
     assert cli.main(arguments) == 1
     assert re.fullmatch(r"dgpp: error: .+\n", capsys.readouterr().err)
@@ -188,7 +188,7 @@ def test_bare_command_prints_help(capsys):
     assert "dgpp: error" not in captured.err
 
 
-def test_resolve_prints_what_run_accepts(config, capsys, tmp_path):
+def test_resolve_prints_what_run_accepts(config, capsys, tmp_path, monkeypatch):
     assert cli.main(["resolve", config, "--decode-graph", "--mtp", "--mtp-depth", "3"]) == 0
     text = capsys.readouterr().out
     document = json.loads(text)
@@ -196,6 +196,12 @@ def test_resolve_prints_what_run_accepts(config, capsys, tmp_path):
     assert document["nodes"] == ["localhost"]
     (tmp_path / "resolved.json").write_text(text)
     assert cli.main(["resolve", str(tmp_path / "resolved.json")]) == 0
+    assert capsys.readouterr().out == text
+    # Without a name it is the site's usual one, as for the other commands.
+    assert cli.main(["resolve"]) == 1
+    assert "DGPP_CLUSTER_CONFIG names none" in capsys.readouterr().err
+    monkeypatch.setenv("DGPP_CLUSTER_CONFIG", str(tmp_path / "resolved.json"))
+    assert cli.main(["resolve"]) == 0
     assert capsys.readouterr().out == text
 
 

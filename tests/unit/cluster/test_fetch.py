@@ -272,7 +272,7 @@ def test_a_folder_goes_to_the_same_place_below_every_home(site):
     (folder / SHARD).unlink()
     status, said = site.fetch(str(folder))
     assert status == 1
-    assert f"{SHARD} is missing" in said
+    assert f"{SHARD} is missing; copy the whole model there once more" in said
 
 
 def test_all_models_of_a_deployment_and_its_nodes_alone(site, hub):

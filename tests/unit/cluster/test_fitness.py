@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from collections import namedtuple
@@ -11,8 +12,9 @@ from msgspec.structs import replace
 from serving import TINY
 
 from dgpp.cluster.examine import examine
-from dgpp.cluster.messages import Examine
+from dgpp.cluster.messages import Examine, Finding
 from dgpp.cluster.place import Place
+from dgpp.cluster.record import ProcessRecord, boot_id, start_ticks, write_record
 from dgpp.net.listening import Listen
 from kernels_numba.gpu.device import installed
 
@@ -83,3 +85,21 @@ def test_ports_that_are_taken_and_addresses_of_others(request_):
                 "http.bind_host is no address of this node; 0.0.0.0 is all of them",
             ),
         ]
+
+
+def test_ports_of_a_deployment_that_runs_are_its_own(request_):
+    """An operator who looks at what serves is not told to end it."""
+    place = request_.place
+    place.logs.mkdir(parents=True)
+    mine = ProcessRecord(0, os.getpid(), start_ticks(os.getpid()), boot_id(), 0.0, "", "", ())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        wanted = Listen("http.port", "127.0.0.1", taken.getsockname()[1])
+        request = replace(request_, listens=(wanted,))
+        write_record(place.record(0), replace(mine, start_ticks=1))
+        assert [what.partition(":")[0] for what, _ in wrong(request)] == ["http.port"]
+        write_record(place.record(0), mine)
+        assert wrong(request) == []
+    said = f"its rank runs (process {os.getpid()}), so its ports are taken"
+    assert Finding("ok", said) in list(examine(request))
