@@ -9,14 +9,12 @@ from collections.abc import Callable
 import msgspec
 
 from actors.boot import Boot
+from actors.journal_ends import Heard
 from actors.journal_join import Connection, Joining
-from actors.outer import SCHEDULER, OuterWorld
+from actors.outer import OuterWorld
 from actors.supervisor import RELEASED, Failure, World
 from dgpp.errors import DgppError
 from dgpp.net.journal_messages import Ended, Leave
-
-LISTEN_S = 0.1
-"""How often a supervisor looks for rank 0's last words before its scheduler can hear them."""
 
 _log = logging.getLogger("dgpp.ranks")
 
@@ -49,11 +47,7 @@ class FollowingWorld(OuterWorld):
             raise
         self._rank = boot.rank
         _log.info("joined the world of rank 0 as rank %d", boot.rank)
-        listening = asyncio.ensure_future(self._listen())
-        try:
-            await self._enter(self._make_inner(boot, connection), (connection,))
-        finally:
-            listening.cancel()
+        await self._enter(self._make_inner(boot, connection), {0: connection})
 
     async def _join(self) -> tuple[Boot, Connection]:
         given = await self._joining.connect()
@@ -65,13 +59,10 @@ class FollowingWorld(OuterWorld):
             raise
         return boot, await self._joining.join(facts)
 
-    async def _listen(self) -> None:
-        """Until this rank serves: what loads must not keep it from hearing that all is over."""
-        while True:
-            await asyncio.sleep(LISTEN_S)
-            if (words := self._ends.heard()) is not None and self.mute(SCHEDULER):
-                self._fail(Failure(words, RELEASED))
-                return
+    def _hear(self, heard: Heard) -> None:
+        gone = "rank 0 is gone: its journal connection ended"
+        said = heard.words.words if isinstance(heard.words, Ended) else gone
+        self._fail(Failure(said, RELEASED))
 
     def _last_words(self, failure: Failure) -> msgspec.Struct:
         if failure.exit_status == 0:

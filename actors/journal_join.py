@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import secrets
 import socket
@@ -43,7 +44,9 @@ HELLO_S = 10.0
 
 CONNECT_S = 5.0
 RETRY_S = 0.1
-BEAT_S = 1.0
+LOOK_S = 0.1
+"""How often rank 0 looks whether a rank that has joined is still there; every tenth time it says
+that it is there itself."""
 STRANGERS = 64
 """Connections that have not said who they are; where more come, the one that has been silent for
 longest gives way, so that whoever says hello properly waits for nobody."""
@@ -261,9 +264,10 @@ class Gathering:
         if not self._roster.missing:
             self._all.set()
             return
-        while True:
-            await stream.send(Beat())
-            await asyncio.sleep(BEAT_S)
+        for look in itertools.count():
+            if look % 10 == 0:
+                await stream.send(Beat())
+            await asyncio.sleep(LOOK_S)
             match last_words(Connection(stream.socket, stream.reader.unread), FromRank):
                 case Ended(at, cause):
                     raise MisfitError(f"rank {at}: {cause}")

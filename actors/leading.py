@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage
+from actors.journal_ends import Heard
 from actors.journal_join import Connection, Gathering
 from actors.outer import OuterWorld
 from actors.rank_process import RankProcess
 from actors.rank_spec import RankSpec
 from actors.supervisor import Failure, Settings, World, own_standstill
 from dgpp.net.journal_join import Roster
-from dgpp.net.journal_messages import Ended
+from dgpp.net.journal_messages import Ended, Leave
 
 RANK_0 = 0
 """Rank 0's word in the heart-beat page of a host's ranks."""
@@ -67,7 +68,7 @@ class LeadingWorld(OuterWorld):
             self._timer = self._loop.call_later(BEAT_S, self._look)
         gathering = Gathering(self._listener, self._roster, self._timeout_s, self._ask)
         connections = await gathering.gather()
-        await self._enter(self._make_inner(connections), connections.values())
+        await self._enter(self._make_inner(connections), connections)
         for rank in self._ranks:
             rank.serving()
 
@@ -100,6 +101,14 @@ class LeadingWorld(OuterWorld):
 
     def _last_words(self, failure: Failure) -> msgspec.Struct:
         return Ended(RANK_0, failure.cause, failure.age_s)
+
+    def _hear(self, heard: Heard) -> None:
+        # One that hung up without a word is named by who watches its process, or the scheduler.
+        match heard.words:
+            case Ended(rank, cause, age_s):
+                self._fail(Failure(f"rank {rank}: {cause}", 2, age_s))
+            case Leave(why):
+                self._ask(f"rank {heard.rank}: {why}")
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(BEAT_S, self._look)

@@ -7,16 +7,19 @@ has them cannot.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import msgspec
 
-from actors.journal_ends import JournalEnds
+from actors.journal_ends import Heard, JournalEnds
 from actors.journal_join import Connection
 from actors.supervisor import Failure, World
 
 SCHEDULER = "scheduler"
 """The role that has the journal."""
+
+LISTEN_S = 0.1
+"""How often a supervisor looks for last words before its scheduler can hear them."""
 
 
 class OuterWorld:
@@ -61,13 +64,28 @@ class OuterWorld:
         """What the other ranks hear of a failure."""
         raise NotImplementedError
 
-    async def _enter(self, inner: World, connections: Iterable[Connection]) -> None:
+    async def _enter(self, inner: World, connections: Mapping[int, Connection]) -> None:
         """Start the actors; what happens to them happens to this world."""
         self._inner = inner
         self._ends = JournalEnds(connections)
         inner.failure.add_done_callback(self._inner_failed)
         inner.asked.add_done_callback(self._inner_asked)
-        await inner.start()
+        listening = asyncio.ensure_future(self._listen())
+        try:
+            await inner.start()
+        finally:
+            listening.cancel()
+
+    async def _listen(self) -> None:
+        """Until this rank serves: what its actors load must not keep it from hearing an end."""
+        while True:
+            await asyncio.sleep(LISTEN_S)
+            if self.mute(SCHEDULER) and (heard := self._ends.heard()) is not None:
+                self._hear(heard)
+
+    def _hear(self, heard: Heard) -> None:
+        """Another rank is at its end."""
+        raise NotImplementedError
 
     def _fail(self, failure: Failure) -> None:
         if not self.failure.done():

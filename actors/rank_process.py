@@ -85,7 +85,8 @@ class RankProcess:
             _log.info("%s did not end by itself and was killed", self.who)
             return
         said = f"exited with status {status}" if status >= 0 else f"was killed by signal {-status}"
-        _log.log(logging.ERROR if status else logging.INFO, "%s %s", self.who, said)
+        if self._ending or status >= 0:
+            _log.log(logging.ERROR if status else logging.INFO, "%s %s", self.who, said)
         if self._ending:
             return
         self._ending = True

@@ -202,13 +202,35 @@ def test_garbage_is_turned_away_and_the_world_still_forms(data):
 
 async def heard(connection):
     """What a rank's supervisor finds said over its connection, which it leaves where it is."""
-    ends = JournalEnds([connection])
+    ends = JournalEnds({0: connection})
     for _ in range(200):
-        if words := ends.heard():
-            assert ends.heard() == words
-            return words
+        if found := ends.heard():
+            assert ends.heard() == found
+            return found.words.words
         await asyncio.sleep(0.01)
     return None
+
+
+def test_last_words_are_found_wherever_they_lie():
+    async def play():
+        host = Host()
+        mine = [await host.join(1), await host.join(2)]
+        theirs = await host.gathering
+        ends = JournalEnds(theirs)
+        assert ends.heard() is None
+        mine[1].socket.send(frame(Beat(), 1) + frame(Ended(2, "engine of rank 2 died", 0.5)))
+        await asyncio.sleep(0.05)
+        assert ends.heard() == (2, Ended(2, "engine of rank 2 died", 0.5))
+        mine[0].socket.close()
+        await asyncio.sleep(0.05)
+        # What was said goes before what was not.
+        assert ends.heard() == (2, Ended(2, "engine of rank 2 died", 0.5))
+        alone = JournalEnds({1: theirs[1]})
+        assert alone.heard() == (1, None)
+        mine[1].socket.close()
+        ends.close()
+
+    run(play)
 
 
 def test_a_world_that_is_asked_to_end_says_so_to_the_ranks_that_came():
@@ -231,13 +253,13 @@ def test_a_world_that_is_asked_to_end_says_so_to_the_ranks_that_came():
 
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_rank_that_is_asked_to_end_says_so(joined, monkeypatch):
-    monkeypatch.setattr(journal_join, "BEAT_S", 0.01)
+    monkeypatch.setattr(journal_join, "LOOK_S", 0.01)
 
     async def play():
         host = Host()
         if joined:
             connection = await host.join(1)
-            ends = JournalEnds([connection])
+            ends = JournalEnds({0: connection})
             ends.say(Leave("was asked to end: signal 15"))
             ends.close()
         else:
@@ -255,11 +277,11 @@ def test_a_rank_that_is_asked_to_end_says_so(joined, monkeypatch):
 
 
 def test_last_words_of_a_failure_end_the_start(monkeypatch):
-    monkeypatch.setattr(journal_join, "BEAT_S", 0.01)
+    monkeypatch.setattr(journal_join, "LOOK_S", 0.01)
 
     async def play():
         host = Host()
-        ends = JournalEnds([await host.join(1)])
+        ends = JournalEnds({0: await host.join(1)})
         ends.say(Ended(1, "engine of rank 1 was killed by signal 9"))
         with pytest.raises(JoinError, match="rank 1: engine of rank 1 was killed by signal 9"):
             await host.gathering
@@ -312,7 +334,7 @@ def test_a_rank_that_gave_way_to_strangers_comes_again(monkeypatch):
 
 
 def test_a_rank_that_hangs_up_may_come_again(monkeypatch):
-    monkeypatch.setattr(journal_join, "BEAT_S", 0.05)
+    monkeypatch.setattr(journal_join, "LOOK_S", 0.05)
 
     async def play():
         host = Host()
