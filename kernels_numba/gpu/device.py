@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any
 
 from kernels_numba.gpu.errors import CudaError
 
+DRIVER_LIBRARY = "libcuda.so.1"
+NO_DRIVER = "no NVIDIA driver is installed: install 580 or newer"
 OLDEST_DRIVER = 13000
 """CUDA version that the driver must serve: what NVRTC 13.0 compiles, it has to load."""
 OLDEST_ARCHITECTURE = (8, 0)
@@ -38,10 +41,28 @@ def installed() -> bool:
     return importlib.util.find_spec("cupy") is not None
 
 
+def has_driver() -> bool:
+    """Whether the driver's library is there."""
+    try:
+        ctypes.CDLL(DRIVER_LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
+def require_installed() -> None:
+    """Raises CudaError where CuPy is absent. It is of no use without a driver, so that is missed
+    first."""
+    if installed():
+        return
+    if not has_driver():
+        raise CudaError(NO_DRIVER)
+    raise CudaError("CuPy is not installed: pip install 'dgpp[cuda]'")
+
+
 def load_cupy() -> Any:
     """The cupy module. Raises CudaError where it is absent or cannot load its libraries."""
-    if not installed():
-        raise CudaError("CuPy is not installed: pip install 'dgpp[cuda]'")
+    require_installed()
     try:
         import cupy
     except ImportError as error:
@@ -110,7 +131,7 @@ def _driver(runtime: Any) -> int:
     except runtime.CUDARuntimeError as error:
         raise CudaError(f"no NVIDIA driver answers: {error}") from error
     if driver == 0:
-        raise CudaError("no NVIDIA driver is installed: install 580 or newer")
+        raise CudaError(NO_DRIVER)
     if driver < OLDEST_DRIVER:
         message = (
             f"the NVIDIA driver serves CUDA {driver // 1000}.{driver % 1000 // 10}, "

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 
-from kernels_numba.gpu.device import Device, installed, open_device
+from kernels_numba.gpu.device import Device, open_device, require_installed
 from kernels_numba.gpu.errors import CudaError
 
 TIMEOUT_S = 60
@@ -19,8 +19,7 @@ TIMEOUT_S = 60
 
 def ask_device(index: int = 0) -> Device:
     """What `open_device` finds in another process. Raises CudaError as it does."""
-    if not installed():
-        raise CudaError("CuPy is not installed: pip install 'dgpp[cuda]'")
+    require_installed()
     command = [sys.executable, "-m", "kernels_numba.gpu.probe", str(index)]
     try:
         ended = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)

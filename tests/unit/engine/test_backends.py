@@ -23,8 +23,7 @@ GPU = Device(0, "NVIDIA H200", (9, 0), 132, 9 << 30, 10 << 30, 13000, unified=Fa
 
 @pytest.fixture
 def no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (devices, probe):
-        monkeypatch.setattr(module, "installed", lambda: False)
+    monkeypatch.setattr(devices, "installed", lambda: False)
     monkeypatch.setattr("dgpp.engine.backends.installed", lambda: False)
 
 
@@ -37,8 +36,18 @@ def test_auto_without_cupy_is_the_cpu(no_cupy: None) -> None:
     assert choose_backend("auto") == ("cpu", None)
 
 
-def test_cuda_without_cupy_names_the_remedy(no_cupy: None) -> None:
-    message = r"engine.backend cuda: CuPy is not installed: pip install 'dgpp\[cuda\]'"
+@pytest.mark.parametrize(
+    ("driver", "message"),
+    [
+        (True, r"engine.backend cuda: CuPy is not installed: pip install 'dgpp\[cuda\]'"),
+        # Nothing to install CuPy for.
+        (False, "engine.backend cuda: no NVIDIA driver is installed: install 580 or newer"),
+    ],
+)
+def test_cuda_without_cupy_names_the_remedy(
+    no_cupy: None, monkeypatch: pytest.MonkeyPatch, driver: bool, message: str
+) -> None:
+    monkeypatch.setattr(devices, "has_driver", lambda: driver)
     with pytest.raises(ConfigError, match=message):
         choose_backend("cuda")
     with pytest.raises(ConfigError, match=message):
@@ -57,7 +66,7 @@ def test_choosing_loads_no_library() -> None:
 def answering(monkeypatch: pytest.MonkeyPatch, stdout: bytes, stderr: bytes = b"") -> None:
     """Let the probing process end with this output."""
     ended = SimpleNamespace(stdout=stdout, stderr=stderr, returncode=1)
-    monkeypatch.setattr(probe, "installed", lambda: True)
+    monkeypatch.setattr(devices, "installed", lambda: True)
     monkeypatch.setattr("dgpp.engine.backends.installed", lambda: True)
     monkeypatch.setattr(probe.subprocess, "run", lambda *_, **__: ended)
 
@@ -102,7 +111,7 @@ def test_a_driver_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(command: list[str], **_: object) -> None:
         raise subprocess.TimeoutExpired(command, probe.TIMEOUT_S)
 
-    monkeypatch.setattr(probe, "installed", lambda: True)
+    monkeypatch.setattr(devices, "installed", lambda: True)
     monkeypatch.setattr(probe.subprocess, "run", hang)
     with pytest.raises(ConfigError, match="driver did not answer within 60 s"):
         choose_backend("cuda")
