@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+import numba.core.ccallback
 import numba.core.config
+import numba.core.sigutils
 import numba.extending
 
 from kernels_numba.compile_log import CompileLog
+from kernels_numba.shared_cache import SharedCache
 
 # GNU OpenMP's threads spin for milliseconds after a region by default. Beside any other busy
 # process the spinning ones hold the cores that the late one needs: a few percent are lost here on
@@ -25,6 +28,7 @@ config: Any = numba.core.config
 carray: Any = numba.__dict__["carray"]
 get_thread_id: Any = numba.__dict__["get_thread_id"]
 intrinsic: Any = numba.extending.intrinsic
+normalize_signature: Any = numba.core.sigutils.normalize_signature
 prange: Any = numba.prange
 set_num_threads: Any = numba.set_num_threads
 threading_layer: Any = numba.__dict__["threading_layer"]
@@ -53,13 +57,14 @@ def kernel(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F]:
     """Compile a function of the CPU backend. Never `fastmath`: the order of a sum is a promise."""
 
     def decorate(function: F) -> F:
-        compiled = numba.njit(
+        compiled: Any = numba.njit(
             cache=True,
             nogil=True,
             parallel=parallel,
             error_model="numpy",
             inline="always" if inline else "never",
         )(function)
+        compiled._cache = SharedCache(compiled._cache)
         return cast("F", compiled)
 
     return decorate
@@ -67,5 +72,10 @@ def kernel(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F]:
 
 def entry(function: Callable[..., Any], signature: Any) -> Any:
     """Compile a function for calls by address. A literal type in `signature` is compiled in."""
-    compile_entry: Any = numba.__dict__["cfunc"]
-    return compile_entry(signature, cache=True, nopython=True, error_model="numpy")(function)
+    options = {"nopython": True, "error_model": "numpy"}
+    typed = normalize_signature(signature)
+    compiled: Any = numba.core.ccallback.CFunc(function, typed, locals={}, options=options)
+    compiled.enable_caching()
+    compiled._cache = SharedCache(compiled._cache)
+    compiled.compile()
+    return compiled

@@ -7,6 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from kernels_numba.entry_lock import held
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.errors import CudaError
 from kernels_numba.gpu.source import Unit
@@ -43,6 +44,11 @@ class Compiler:
         path = self.path(unit)
         if path.exists():
             return path
+        with held(path):
+            # The ranks of a host want the same units at once: one compiles each.
+            return path if path.exists() else self._compile(unit, path)
+
+    def _compile(self, unit: Unit, path: Path) -> Path:
         nvrtc = self._nvrtc
         program = nvrtc.createProgram(unit.text, f"{unit.name}.cu", (), ())
         try:
@@ -56,5 +62,5 @@ class Compiler:
         handle, held = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(code)
-        # Another process may be at the same: each file is whole before it has its name.
+        # Readers do not wait: each file is whole before it has its name.
         return Path(held).replace(path)
