@@ -35,28 +35,6 @@ struct Bands {
     }
 };
 
-// Items of one block, in turn. Tile 0 is the fixed matrix's, where there is one.
-struct Turn {
-    int tile, group, tiles_on, groups_on, groups;
-
-    __device__ __forceinline__ Turn(int groups, bool has_fixed) : groups(groups) {
-        const int index = blockIdx.x, step = gridDim.x;
-        tile = index / groups + (has_fixed ? 0 : 1);
-        group = index % groups;
-        tiles_on = step / groups;
-        groups_on = step % groups;
-    }
-
-    __device__ __forceinline__ void next() {
-        tile += tiles_on;
-        group += groups_on;
-        if (group >= groups) {
-            group -= groups;
-            ++tile;
-        }
-    }
-};
-
 template <bool GATED>
 struct Work {
     Matrix fixed, dealt;
@@ -107,7 +85,7 @@ struct Lines {
         const Work<GATED>& work, const Turn& turn, int known, bool scales, u32 offset) {
         own = 0;
         if (turn.tile >= known) return;
-        const bool fixed = turn.tile == 0;
+        const bool fixed = turn.fixed();
         const Bands<GATED> bands = work.bands(turn.group);
         const int first = BAND * bands.first + threadIdx.x % 32 / 4;
         const u32 row = work.base(work.tile(turn.tile)) + first, each = scales ? SCALE_ROWS : 1;

@@ -30,14 +30,6 @@ struct Slot {
 template <int STRIPS>
 constexpr int STAGES_OF = RING / WARPS / static_cast<int>(sizeof(Slot<STRIPS>));
 
-// A tile's part of one matrix.
-struct Item {
-    int tile;
-    int group;
-
-    __device__ __forceinline__ bool fixed() const { return tile == 0; }
-};
-
 template <int TOKENS, int STRIPS, bool GATED>
 struct Work {
     static constexpr int EACH = GATED ? 8 : 16;
@@ -81,28 +73,6 @@ struct Work {
     }
     __device__ __forceinline__ u32 scale_stride(const Item& item) const {
         return item.fixed() ? fixed.scale_stride : dealt.scale_stride;
-    }
-};
-
-// Items of one block, in turn.
-struct Turn : Item {
-    int tiles_on, groups_on, groups;
-
-    __device__ __forceinline__ Turn(int groups_of, bool has_fixed) : groups(groups_of) {
-        const int index = blockIdx.x, step = gridDim.x;
-        tile = index / groups + (has_fixed ? 0 : 1);
-        group = index % groups;
-        tiles_on = step / groups;
-        groups_on = step % groups;
-    }
-
-    __device__ __forceinline__ void next() {
-        tile += tiles_on;
-        group += groups_on;
-        if (group >= groups) {
-            group -= groups;
-            ++tile;
-        }
     }
 };
 

@@ -1,5 +1,5 @@
 // What the streaming kernels are told: one matrix that all rows of x meet, another whose rows are dealt
-// to tiles of them, or both.
+// to tiles of them, or both; and which of their items a block takes.
 
 struct Matrix {
     const u8* data;
@@ -7,6 +7,36 @@ struct Matrix {
     const u8* scale;
     u32 scale_stride;
     const float* factors;
+};
+
+// A tile's part of one matrix. Tile 0 is the fixed matrix's, where there is one.
+struct Item {
+    int tile;
+    int group;
+
+    __device__ __forceinline__ bool fixed() const { return tile == 0; }
+};
+
+// Items of one block, in turn.
+struct Turn : Item {
+    int tiles_on, groups_on, groups;
+
+    __device__ __forceinline__ Turn(int groups_of, bool has_fixed) : groups(groups_of) {
+        const int index = blockIdx.x, step = gridDim.x;
+        tile = index / groups + (has_fixed ? 0 : 1);
+        group = index % groups;
+        tiles_on = step / groups;
+        groups_on = step % groups;
+    }
+
+    __device__ __forceinline__ void next() {
+        tile += tiles_on;
+        group += groups_on;
+        if (group >= groups) {
+            group -= groups;
+            ++tile;
+        }
+    }
 };
 
 // A kernel of so many BLOCKS per processor, and the first members of the work that it is given.
