@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,23 @@ COMPILING_S = 300
 """What a server on the CPU gets that may be the first to need its kernels."""
 
 
+FIRST_PORT = 10_000
+PAST_PORTS = 32_000
+"""Below those that systems give to whoever asks for any, so that no connection takes one that is
+free before its server has."""
+_turns = count(97 * os.getpid())
+"""Tests that run beside one another each have a stretch of their own."""
+
+
 def free_ports(count: int) -> list[int]:
     """Ports of this host that nobody listens on."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    found: list[int] = []
+    while len(found) < count:
+        port = FIRST_PORT + next(_turns) % (PAST_PORTS - FIRST_PORT)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
 
 
 class Server:

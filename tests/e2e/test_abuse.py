@@ -49,6 +49,17 @@ def assert_serves(server):
     assert answer["usage"]["completion_tokens"] == 4
 
 
+def assert_nobody_is_held_up(server, answers):
+    """Others are served while `answers` are made: within two seconds, or on a machine that takes
+    long over everything, a third of what those take."""
+    waits, begun = [], time.monotonic()
+    while not all(answer.done() for answer in answers):
+        began = time.monotonic()
+        assert_serves(server)
+        waits.append(time.monotonic() - began)
+    assert max(waits) < max(2.0, (time.monotonic() - begun) / 3)
+
+
 def wait_idle(server, timeout_s: float = 10):
     """Until nothing lives in the engine; what the metrics say then."""
     deadline = time.monotonic() + timeout_s
@@ -236,16 +247,11 @@ def test_megabytes_of_text_are_refused_while_others_are_served(server, place):
     path = CHAT if place == "messages" else "/v1/completions"
     huge = body | {place: [{"role": "user", "content": text}] if place == "messages" else text}
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(server.post, path, huge)
-        waits = []
-        while not answer.done():
-            began = time.monotonic()
-            assert_serves(server)
-            waits.append(time.monotonic() - began)
-    status, refusal = answer.result()
+        answers = [pool.submit(server.post, path, huge)]
+        assert_nobody_is_held_up(server, answers)
+    status, refusal = answers[0].result()
     assert status == 400
     assert refusal["error"]["code"] == "context_length_exceeded"
-    assert max(waits) < 2.0
 
 
 def test_many_choices_of_a_long_prompt_travel_and_are_served(serve):
@@ -276,13 +282,8 @@ def test_large_bodies_at_once_hold_up_no_stream_for_long(server):
     numbers = b'{"model": "x", "logit_bias": [' + b"0.123456789," * 1_000_000 + b"1]}"
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(server.post, CHAT, numbers) for _ in range(6)]
-        waits = []
-        while not all(answer.done() for answer in answers):
-            began = time.monotonic()
-            assert_serves(server)
-            waits.append(time.monotonic() - began)
+        assert_nobody_is_held_up(server, answers)
     assert {answer.result()[0] for answer in answers} <= {400, 404}
-    assert max(waits) < 2.0
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.05, 0.3])

@@ -31,7 +31,7 @@ def client(serve_module):
         ensure_demo()
     except FetchError as error:
         pytest.skip(f"the demo model cannot be fetched here: {error}")
-    server = serve_module(model=DEMO_MODEL, backend="cpu")
+    server = serve_module(model=DEMO_MODEL, backend="cpu", prefill_budget_tokens=128)
     with openai.OpenAI(base_url=server.base + "/v1", api_key="none", max_retries=0) as found:
         yield found
 
@@ -107,7 +107,7 @@ def test_a_long_prompt_in_chunks_beside_a_running_stream(client):
         model=DEMO_MODEL, prompt="Once upon a time", max_tokens=40, temperature=0, stream=True
     )
     pieces = [next(stream).choices[0].text]
-    long = "The lighthouse keeper wrote every evening in his book. " * 55
+    long = "The lighthouse keeper wrote every evening in his book. " * 30
     asked = {"model": DEMO_MODEL, "prompt": long, "max_tokens": 8, "temperature": 0}
     beside = client.completions.create(**asked).choices[0].text
     pieces += [chunk.choices[0].text for chunk in stream]
