@@ -17,6 +17,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from types import CoroutineType
 from typing import Any, Protocol
 
 from actors.channel import NO_ARRAYS, Arrays, Receiver, Sender
@@ -140,7 +141,10 @@ class Dispatcher:
             )
         # The handler itself, not a wrapper around it: one that is cancelled before it began would
         # leave the handler behind, never awaited.
-        self._handler = asyncio.ensure_future(pending, loop=self._loop)
+        if type(pending) is CoroutineType:
+            self._handler = self._loop.create_task(pending)
+        else:
+            self._handler = asyncio.ensure_future(pending, loop=self._loop)
         self._handler.add_done_callback(partial(self._completed, arrays))
 
     def _completed(self, arrays: Arrays, handler: asyncio.Future[None]) -> None:

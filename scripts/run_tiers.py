@@ -33,7 +33,7 @@ BUDGET_S = {
     "kernels": 240,
     "known_reports": 20,
     "parity": 150,
-    "sim": 240,
+    "sim": 110,
     "launcher": 90,
     "e2e": 300,
     "compile": 240,

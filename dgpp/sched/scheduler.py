@@ -258,9 +258,9 @@ class Scheduler:
 
     def statistics(self) -> SchedulerStatistics:
         """Levels and totals as they stand."""
-        phases = [choice.phase for choice in self._seated()]
+        phases = [choice.phase for choice in self._slots.holders if choice is not None]
         prefilling = phases.count(Phase.PREFILLING)
-        pool, cache = self._memory.pool, self._memory.cache
+        pool, cache, tier = self._memory.pool, self._memory.cache, self._memory.tier
         return SchedulerStatistics(
             active=len(phases) - prefilling,
             prefilling=prefilling,
@@ -280,7 +280,7 @@ class Scheduler:
             reservations_grown=self._growth.reservations,
             shed=self._retired[Finish.POOL_EXHAUSTED],
             cache=None if cache is None else cache.statistics(),
-            tier=None if self._memory.tier is None else self._memory.tier.statistics(),
+            tier=None if tier is None else tier.statistics(),
         )
 
     def digest(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from dgpp.cache.cold_room import blob_pages
 from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.settings import NvmeCacheSettings, Settings
 from dgpp.engine.base import EngineLimits
+from dgpp.engine.script import ScriptLine, parse_script
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.request import Submit, pack_ids
 from dgpp.serve.served import ServedModel
@@ -130,13 +132,22 @@ class Case:
         ]
         self.lives = 1 + (self.fault.kind == "flip list" or rng.random() < 0.5)
 
+    @cached_property
+    def script(self) -> str:
+        """What the engines of all ranks play: the lines themselves."""
+        return "\n".join(json.dumps(line) for line in self.lines)
+
+    @cached_property
+    def played(self) -> list[ScriptLine]:
+        """The same as engines have it."""
+        return parse_script(self.script.encode(), VOCABULARY)
+
     def boot(self, rank: int) -> Boot:
         """What the roles of `rank` are told; the journal is added by the world."""
-        script = "\n".join(json.dumps(line) for line in self.lines)
         engine = EngineSettings(
             backend="scripted",
             placement="inline",
-            script=script,
+            script=self.script,
             max_concurrency=self.limits.slots,
             queue_limit=self.queue_limit,
             admission_gather_ms=self.gather_ms,

@@ -19,7 +19,6 @@ from actors.messages.sampler_tokenizer import Committed
 from actors.messages.scheduler_http import Queued, Refused
 from actors.messages.tokenizer_scheduler import Arrive, Stopped
 from actors.scheduler import SchedulerActor
-from dgpp.engine.script import parse_script
 from dgpp.engine.scripted import ScriptedEngine
 from dgpp.errors import WorldFailedError
 from dgpp.sched.admission import request_of
@@ -100,8 +99,7 @@ class SimEngine(EngineActor):
         ledger = ledger_of(self)
         await asyncio.sleep(ledger.case.loading_s[self.context.rank])
         limits = self.boot.limits
-        lines = parse_script(self.boot.settings.engine.script.encode(), limits.vocab_size)
-        self._engine = BreakingEngine(limits, lines, self.context.rank, ledger)
+        self._engine = BreakingEngine(limits, ledger.case.played, self.context.rank, ledger)
         if limits.cold_pages:
             self._cold = self._disk(ledger, limits)
         if self._depth:

@@ -81,8 +81,10 @@ class Run:
         if gc.get_count()[0] > GARBAGE:
             gc.collect(0)
         self.loop.set_exception_handler(lambda loop, context: self.errors.append(context))
-        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            runner.run(self._play(audit))
+        try:
+            self.loop.run_until_complete(self._play(audit))
+        finally:
+            self.loop.close()
         if self.life < self.case.lives:
             self.later = self.after().play(audit)
         return self

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 from sim_front import Front
 from virtual_loop import VirtualLoop
 
+from actors import guidance
 from actors.context import run_here
 from actors.inline import InlineWorld
 from actors.launch import deploy
@@ -23,6 +25,7 @@ from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.settings import Settings
 from dgpp.sample.params import SamplingParams
 from dgpp.serve.request import GenerationRequest
+from dgpp.text.codec import TextCodec
 from dgpp.text.tokenizer import Tokenizer
 
 TINY = Path(__file__).parents[1] / "fixtures" / "tiny-chat"
@@ -32,6 +35,15 @@ IDS = TOKENIZER.encode(TEXT)
 END = min(TOKENIZER.stop_ids)
 SEEDS = 100
 LONG_SEEDS = 6000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded_once():
+    """The worlds share what is read of the model's folder: to read it takes a third of a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextCodec, "load", cache(TextCodec.load))
+        patch.setattr(guidance, "load_grammars", cache(guidance.load_grammars))
+        yield
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["depth0", "depth1"])
