@@ -44,8 +44,36 @@ def compiler() -> None:
         pytest.skip(f"NVRTC cannot be loaded: {error}; pip install 'dgpp[dev]'")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("unit", [u for u in all_units() if not u.architecture], ids=str)
+def chosen() -> list[tuple[Unit, str]]:
+    """Every source for every architecture, every unit for one: of a source's units each second one,
+    and of the next source's the others, so that each form of weights meets each too."""
+    by_source: dict[str, list[Unit]] = {}
+    for unit in all_units():
+        if not unit.architecture:
+            by_source.setdefault(unit.name, []).append(unit)
+    pairs = []
+    for number, units in enumerate(by_source.values()):
+        if len(units) == 1:
+            pairs += [(units[0], architecture) for architecture in ARCHITECTURES]
+        else:
+            pairs += [(u, ARCHITECTURES[(number + n) % 2]) for n, u in enumerate(units)]
+    return pairs
+
+
+CHOSEN = chosen()
+REST = [
+    (unit, architecture)
+    for unit in all_units()
+    for architecture in ARCHITECTURES
+    if not unit.architecture and (unit, architecture) not in CHOSEN
+]
+
+
+@pytest.mark.parametrize(
+    ("unit", "architecture"),
+    [*CHOSEN, *(pytest.param(*pair, marks=pytest.mark.long) for pair in REST)],
+    ids=str,
+)
 def test_compiles_without_a_word(unit: Unit, architecture: str) -> None:
     good, log, code = compiled(
         unit, f"--gpu-architecture={architecture}", AS_CUPY, "-diag-suppress=177"
@@ -82,6 +110,18 @@ def test_the_draw_fuses_and_flushes_nothing() -> None:
     assert "mul.rn.f64" in operations
     assert "fma" not in operations
     assert "ftz" not in operations
+
+
+def test_each_source_and_each_form_meets_each_architecture() -> None:
+    units = [unit for unit in all_units() if not unit.architecture]
+    assert {unit for unit, _ in CHOSEN} == set(units)
+    both = set(ARCHITECTURES)
+    forms = {unit.defines for unit in units if unit.name == "tile"}
+    assert len(forms) == 4
+    for name in {unit.name for unit in units}:
+        assert {a for unit, a in CHOSEN if unit.name == name} == both, name
+    for form in forms:
+        assert {a for unit, a in CHOSEN if set(form) <= set(unit.defines)} == both, form
 
 
 def test_an_error_is_found() -> None:
