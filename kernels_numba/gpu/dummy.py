@@ -23,13 +23,16 @@ def dummy_matrix(kernels: Kernels, form: Form, rows: int, columns: int, seed: in
     matrix = CudaMatrix(form, rows, columns, FP8_GROUPS[0] if LAYOUTS[form].grid else 0)
     data, scale = matrix.data, matrix.scale
 
+    def launch(name: str, array: Any, seed: int, *more: float) -> None:
+        blocks = min(BLOCKS, -(-array.size // THREADS))
+        arguments = (int(array.data.ptr), array.size, seed, *more)
+        kernels.launch(RANDOM, name, (blocks,), THREADS, arguments)
+
     def fill(array: Any, salt: int, low: int, span: int, signs: int) -> None:
-        arguments = (int(array.data.ptr), array.size, seed + salt, low, span, signs)
-        kernels.launch(RANDOM, "fill_bytes", (BLOCKS,), THREADS, arguments)
+        launch("fill_bytes", array, seed + salt, low, span, signs)
 
     if form is Form.BF16:
-        arguments = (int(data.data.ptr), data.size, seed, DUMMY_DEVIATION)
-        kernels.launch(RANDOM, "fill_bf16", (BLOCKS,), THREADS, arguments)
+        launch("fill_bf16", data, seed, DUMMY_DEVIATION)
         data[:, columns:] = 0
     elif form is Form.FP8_BLOCK:
         fill(data, 0, CODE_LOW, CODE_SPAN, 0x80)

@@ -2,17 +2,14 @@
 // waits for the others. What the kernels of this project use is here, and nothing else.
 #include <math.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
-#include <ucontext.h>
 
-#include <deque>
-#include <vector>
+#include "fibers.h"
 
 #define __device__
 #define __host__
@@ -28,45 +25,52 @@
 
 namespace emulated {
 
-struct Index {
-    unsigned x, y, z;
-};
-
-constexpr int MOST_THREADS = 1024;
-constexpr size_t STACK = 256 << 10;
 constexpr size_t MOST_SHARED = 232448;
-
-enum State : unsigned char { READY, AT_WARP, AT_BLOCK, ENDED };
-
-struct Fiber {
-    jmp_buf place;
-    State state;
-    const void* site;
-};
 
 // An asynchronous copy: done when its thread waits for its group, and not before.
 struct Copy {
     void* to;
     const void* from;
-    int size;
+    int size, group;
+};
+
+// Those of a thread, oldest first.
+struct Copies {
+    Copy* items;
+    int count, room, groups;
+
+    void add(void* to, const void* from, int size) {
+        if (count == room) {
+            room = 2 * room + 16;
+            items = static_cast<Copy*>(realloc(items, room * sizeof(Copy)));
+            if (items == nullptr) abort();
+        }
+        items[count++] = {to, from, size, groups};
+    }
+    // Until no more than `pending` committed groups are outstanding.
+    void wait(int pending) {
+        int done = 0;
+        for (; done < count && items[done].group < groups - pending; ++done) {
+            memcpy(items[done].to, items[done].from, items[done].size);
+        }
+        if (done == 0) return;
+        count -= done;
+        memmove(items, items + done, count * sizeof(Copy));
+    }
 };
 
 // What the lanes of a warp show one another.
+typedef double Pair __attribute__((vector_size(16)));
 struct Warp {
     uint64_t slots[32];
-    double left[16][16], right[8][16];
+    Pair left[16][8], right[8][8];
 };
 
 alignas(1024) static unsigned char memory[MOST_SHARED];
-static Fiber fibers[MOST_THREADS];
 static Warp warps[MOST_THREADS / 32];
-static std::vector<Copy> uncommitted[MOST_THREADS];
-static std::deque<std::vector<Copy>> groups[MOST_THREADS];
-static jmp_buf scheduler;
-static int current, threads;
+static Copies copies[MOST_THREADS];
 static void (*body)(const uint64_t*);
 static const uint64_t* arguments;
-static char* stacks;
 static char failure[200];
 
 inline void* dynamic_shared() { return memory; }
@@ -80,101 +84,23 @@ inline void* shared_pointer(uint32_t offset) {
     return memory + static_cast<int32_t>(offset);
 }
 
-inline void yield(State state, const void* site) {
-    fibers[current].state = state;
-    fibers[current].site = site;
-    if (_setjmp(fibers[current].place) == 0) _longjmp(scheduler, 1);
-}
-
-inline void warp_barrier() { yield(AT_WARP, nullptr); }
+inline void warp_barrier() { leave(AT_WARP, nullptr); }
 
 inline Warp& own_warp() { return warps[current / 32]; }
 inline int own_lane() { return current % 32; }
 
-}  // namespace emulated
-
-static emulated::Index threadIdx, blockIdx, blockDim, gridDim;
-constexpr int warpSize = 32;
-
-namespace emulated {
-
 inline void enter() {
     body(arguments);
-    fibers[current].state = ENDED;
-    _longjmp(scheduler, 1);
-}
-
-inline void start(int thread) {
-    ucontext_t context;
-    getcontext(&context);
-    context.uc_stack.ss_sp = stacks + static_cast<size_t>(thread) * STACK;
-    context.uc_stack.ss_size = STACK;
-    context.uc_link = nullptr;
-    makecontext(&context, enter, 0);
-    current = thread;
-    threadIdx = {static_cast<unsigned>(thread), 0, 0};
-    if (_setjmp(scheduler) == 0) setcontext(&context);
-}
-
-inline void resume(int thread) {
-    current = thread;
-    threadIdx = {static_cast<unsigned>(thread), 0, 0};
-    fibers[thread].state = READY;
-    if (_setjmp(scheduler) == 0) _longjmp(fibers[thread].place, 1);
-}
-
-// Lets the threads first ... last - 1 that wait for `state` go on, once all that live do, and at the
-// same place. False where some wait for something else.
-inline bool release(int first, int last, State state) {
-    const void* site = nullptr;
-    bool any = false;
-    for (int thread = first; thread < last; ++thread) {
-        const Fiber& fiber = fibers[thread];
-        if (fiber.state == ENDED) continue;
-        if (fiber.state != state || (any && fiber.site != site)) return false;
-        site = fiber.site;
-        any = true;
-    }
-    if (!any) return false;
-    for (int thread = first; thread < last; ++thread) {
-        if (fibers[thread].state == state) fibers[thread].state = READY;
-    }
-    return true;
+    leave(ENDED, nullptr);
 }
 
 inline bool run_block() {
-    for (int thread = 0; thread < threads; ++thread) {
-        uncommitted[thread].clear();
-        groups[thread].clear();
-        start(thread);
-    }
-    for (;;) {
-        bool moved = false, live = false;
-        for (int first = 0; first < threads; first += 32) {
-            const int last = first + 32 < threads ? first + 32 : threads;
-            // Exchanges inside a warp are many: it runs until it ends or waits for the block.
-            while (release(first, last, AT_WARP)) {
-                moved = true;
-                for (int thread = first; thread < last; ++thread) {
-                    if (fibers[thread].state == READY) resume(thread);
-                }
-            }
-            for (int thread = first; thread < last; ++thread) live |= fibers[thread].state != ENDED;
-        }
-        if (!live) return true;
-        if (release(0, threads, AT_BLOCK)) {
-            moved = true;
-            for (int thread = 0; thread < threads; ++thread) {
-                if (fibers[thread].state == READY) resume(thread);
-            }
-        }
-        if (!moved) {
-            snprintf(failure, sizeof failure,
-                     "block (%u, %u, %u): threads wait for one another at different places",
-                     blockIdx.x, blockIdx.y, blockIdx.z);
-            return false;
-        }
-    }
+    for (int thread = 0; thread < threads; ++thread) copies[thread].count = copies[thread].groups = 0;
+    if (run_threads(enter)) return true;
+    snprintf(failure, sizeof failure,
+             "block (%u, %u, %u): threads wait for one another at different places",
+             blockIdx.x, blockIdx.y, blockIdx.z);
+    return false;
 }
 
 template <typename T>
@@ -335,7 +261,7 @@ inline T __ldcg(const T* from) { return *from; }
 #define __syncthreads()                                                                           \
     do {                                                                                          \
         static const char site = 0;                                                               \
-        emulated::yield(emulated::AT_BLOCK, &site);                                               \
+        emulated::leave(emulated::AT_BLOCK, &site);                                               \
     } while (0)
 inline void __syncwarp(unsigned = 0xffffffffu) { emulated::warp_barrier(); }
 
@@ -412,6 +338,9 @@ inline unsigned emulated_bf16(float value) {
     return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 inline float emulated_float(unsigned bits) { return __uint_as_float((bits & 0xffffu) << 16); }
+inline emulated::Pair emulated_pair(unsigned both) {
+    return emulated::Pair{emulated_float(both), emulated_float(both >> 16)};
+}
 
 inline void ptx_cvt_rn_bf16x2_f32(unsigned& packed, float high, float low) {
     packed = emulated_bf16(high) << 16 | emulated_bf16(low);
@@ -433,24 +362,22 @@ inline void ptx_mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(
     emulated::Warp& warp = emulated::own_warp();
     const int lane = emulated::own_lane(), g = lane / 4, t = lane % 4;
     const unsigned left[4] = {a0, a1, a2, a3}, right[2] = {b0, b1};
-    for (int part = 0; part < 2; ++part) {
-        for (int item = 0; item < 4; ++item) {
-            warp.left[g + item % 2 * 8][2 * t + part + item / 2 * 8] =
-                emulated_float(left[item] >> (16 * part));
-        }
-        for (int item = 0; item < 2; ++item) {
-            warp.right[g][2 * t + part + item * 8] = emulated_float(right[item] >> (16 * part));
-        }
+    for (int item = 0; item < 4; ++item) {
+        warp.left[g + item % 2 * 8][t + item / 2 * 4] = emulated_pair(left[item]);
     }
+    for (int item = 0; item < 2; ++item) warp.right[g][t + item * 4] = emulated_pair(right[item]);
     emulated::warp_barrier();
     float* sums[4] = {&c0, &c1, &c2, &c3};
     for (int item = 0; item < 4; ++item) {
-        const double* row = warp.left[g + item / 2 * 8];
-        const double* column = warp.right[2 * t + item % 2];
+        const emulated::Pair* row = warp.left[g + item / 2 * 8];
+        const emulated::Pair* column = warp.right[2 * t + item % 2];
         // Products of bf16 values and their sums are exact enough in any order.
-        double part[4] = {};
-        for (int k = 0; k < 16; ++k) part[k % 4] += row[k] * column[k];
-        *sums[item] = static_cast<float>(*sums[item] + ((part[0] + part[1]) + (part[2] + part[3])));
+        emulated::Pair even = row[0] * column[0], odd = row[1] * column[1];
+        for (int k = 2; k < 8; k += 2) {
+            even += row[k] * column[k];
+            odd += row[k + 1] * column[k + 1];
+        }
+        *sums[item] = static_cast<float>(*sums[item] + ((even[0] + even[1]) + (odd[0] + odd[1])));
     }
     emulated::warp_barrier();
 }
@@ -489,7 +416,7 @@ inline void ptx_ldmatrix_sync_aligned_m8n8_x4_shared_b16(
 }
 
 inline void emulated_copy(unsigned to, const void* from, int size) {
-    emulated::uncommitted[emulated::current].push_back({emulated::shared_pointer(to), from, size});
+    emulated::copies[emulated::current].add(emulated::shared_pointer(to), from, size);
 }
 inline void ptx_cp_async_cg_shared_global(unsigned to, const void* from, int size) {
     emulated_copy(to, from, size);
@@ -500,17 +427,9 @@ inline void ptx_cp_async_ca_shared_global(unsigned to, const void* from, int siz
 inline void ptx_cp_async_cg_shared_global_L2_128B(unsigned to, const void* from, int size) {
     emulated_copy(to, from, size);
 }
-inline void ptx_cp_async_commit_group() {
-    std::vector<emulated::Copy>& open = emulated::uncommitted[emulated::current];
-    emulated::groups[emulated::current].push_back(open);
-    open.clear();
-}
+inline void ptx_cp_async_commit_group() { ++emulated::copies[emulated::current].groups; }
 inline void ptx_cp_async_wait_group(int pending) {
-    std::deque<std::vector<emulated::Copy>>& held = emulated::groups[emulated::current];
-    while (held.size() > static_cast<size_t>(pending)) {
-        for (const emulated::Copy& copy : held.front()) memcpy(copy.to, copy.from, copy.size);
-        held.pop_front();
-    }
+    emulated::copies[emulated::current].wait(pending);
 }
 
 inline void ptx_div_rn_f32(float& out, float a, float b) { out = a / b; }
