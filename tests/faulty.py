@@ -43,26 +43,39 @@ def environment(folder: Path) -> dict[str, str]:
 AFTER_IMPORT = '''
 import importlib.abc, importlib.util, sys
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Runs `patch` once {module} is imported."""
-    def find_spec(self, name, path, target=None):
-        if name != "{module}":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-        def exec_module(module):
-            load(module)
-            patch(module)
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, _Finder())
-
 {patch}
+
+def _watch(patch):
+    class Finder(importlib.abc.MetaPathFinder):
+        """Runs `patch` once {module} is imported."""
+        def find_spec(self, name, path, target=None):
+            if name != "{module}":
+                return None
+            sys.meta_path.remove(self)
+            spec = importlib.util.find_spec(name)
+            load = spec.loader.exec_module
+            def exec_module(module):
+                load(module)
+                patch(module)
+            spec.loader.exec_module = exec_module
+            return spec
+
+    sys.meta_path.insert(0, Finder())
+
+_watch(patch)
 '''
 
 
 def patching(module: str, patch: str) -> str:
     """Code for `injected`: `patch` defines patch(module), called once `module` is imported."""
     return AFTER_IMPORT.format(module=module, patch=patch)
+
+
+SHORT_CHUNKS = patching(
+    "dgpp.models.plan",
+    """
+def patch(module):
+    module.UNIFIED_CHUNK_LIMIT = 64
+""",
+)
+"""An emulated device's start reads a whole chunk of a prompt through the model, on one core."""

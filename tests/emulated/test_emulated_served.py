@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 from emulator.kernels import compiler
-from faulty import injected, patching
+from faulty import SHORT_CHUNKS, injected, patching
 from serving import ROOT, Starter
 
 pytestmark = [
@@ -35,12 +35,12 @@ def patch(module):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("servers")
-    # One dense layer and one of experts: the start reads a whole chunk of prompt through them.
+    # One dense layer and one of experts.
     config = json.loads(CONFIG.read_text())
     small = folder / "small.json"
     small.write_text(json.dumps(config | {"num_hidden_layers": 2, "first_k_dense_replace": 1}))
     starter = Starter(folder)
-    with injected(FAILS):
+    with injected(FAILS), injected(SHORT_CHUNKS):
         server = starter(
             model=small, backend="cuda", load="dummy", max_concurrency=2, kv_capacity=512,
             ready=False,

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from emulator.kernels import compiler
-from faulty import EMULATED, injected, patching
+from faulty import EMULATED, SHORT_CHUNKS, injected
 from serving import Starter
 from world_served import (
     answers,
@@ -22,14 +22,6 @@ pytestmark = [
     pytest.mark.skipif(not EMULATED, reason="needs DGPP_TEST_EMULATED=1"),
     pytest.mark.timeout(400),
 ]
-# The start reads a whole chunk of a prompt through the model, on one core.
-SHORT = patching(
-    "dgpp.models.plan",
-    """
-def patch(module):
-    module.UNIFIED_CHUNK_LIMIT = 64
-""",
-)
 ENGINE = {"backend": "cuda", "max_concurrency": 2, "kv_capacity": 512}
 TEXTS = ["first", "second " * 9]
 TOKENS = 4
@@ -41,7 +33,7 @@ def serve(tmp_path_factory):
     model = model_in(tmp_path_factory.mktemp("model"))
 
     def start(**engine):
-        with injected(SHORT):
+        with injected(SHORT_CHUNKS):
             server = starter(model=model, ready=False, **ENGINE, **engine)
         server.wait_ready(200)
         return server

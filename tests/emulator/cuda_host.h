@@ -463,11 +463,20 @@ inline void ptx_st_relaxed_sys_global_b128(unsigned long long at, unsigned __int
     __atomic_store_n(to + 1, static_cast<unsigned long long>(line >> 64), __ATOMIC_RELEASE);
 }
 
-// Whoever looks at the same place again waits for another thread, which may need this processor.
+// Whoever looks at the same place again waits for another thread, which may need this processor:
+// soon for as long as it takes.
 inline void emulated_poll(unsigned long long at) {
     static unsigned long long last;
-    if (at == last) sched_yield();
+    static int times;
+    times = at == last ? times + 1 : 0;
     last = at;
+    if (times > 100) {
+        times = 100;
+        const timespec pause = {0, 20000};
+        nanosleep(&pause, nullptr);
+    } else if (times > 0) {
+        sched_yield();
+    }
 }
 
 inline void ptx_ld_relaxed_sys_global_b128(unsigned __int128& line, unsigned long long at) {

@@ -18,6 +18,8 @@ MANY_ROWS = 600 if EMULATED else 10_000
 """Rows of weights that fill any device; an emulated one is small."""
 HEAD_DIMS = [16, 64, 192] if EMULATED else [16, 24, 64, 128, 192]
 """Narrow and wide heads, padded and whole ones."""
+SOME_ROWS = range(0, CAPACITY, 6)
+"""Rows computed alone too, where all are compared in batches of every size."""
 EXACT, NARROW = 2e-5, 1e-2
 """Errors relative to the largest value: float32 sums; bf16 somewhere on the way."""
 
@@ -71,9 +73,6 @@ def e4m3_value(code: int) -> float:
     exponent, mantissa = (code >> 3) & 15, code & 7
     value = mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
     return -value if code & 128 else value
-
-
-E4M3 = np.array([e4m3_value(code) for code in range(256)])
 
 
 E4M3 = np.array([e4m3_value(code) for code in range(256)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from kernel_oracles import CAPACITY, HEAD_DIMS, rotate
@@ -67,6 +69,15 @@ class Harness:
         return self.backend.read(self.out, len(work))
 
 
+def cuts(size: int, tokens: int) -> list[int]:
+    """Where chunks of `size` tokens begin; single ones at the edges of blocks and spans, and by
+    sevens between them."""
+    if size > 1:
+        return [*range(0, tokens, size), tokens]
+    near = [*range(20), *range(20, 120, 7), *range(120, 136), *range(136, 250, 7)]
+    return [*near, *range(250, tokens + 1)]
+
+
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 def test_chunks_and_decode_give_the_oracle_and_the_same_bits(backend, dim) -> None:
     tokens = 300
@@ -79,8 +90,8 @@ def test_chunks_and_decode_give_the_oracle_and_the_same_bits(backend, dim) -> No
         order = np.random.default_rng(size).permutation(20) + blocks
         harness.rows.tables[1, :20] = order
         parts = [
-            harness.feed([(1, request, t) for t in range(start, min(start + size, tokens))])
-            for start in range(0, tokens, size)
+            harness.feed([(1, request, t) for t in range(start, end)])
+            for start, end in pairwise(cuts(size, tokens))
         ]
         by_chunks[size] = np.concatenate(parts)
     error = 3e-5 if backend.name == "cpu" else 3e-2
