@@ -70,9 +70,9 @@ struct Place {
         begun = false;
     }
     void leave_for(Place& other) {
+        begun = true;
         if (_setjmp(held) != 0) return;
         if (other.begun) _longjmp(other.held, 1);
-        other.begun = true;
         setcontext(&other.first);
     }
 };
