@@ -30,14 +30,14 @@ from xml.etree import ElementTree as ET
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_S = {
     "unit": 480,
-    "kernels": 240,
+    "kernels": 110,
     "known_reports": 20,
     "parity": 150,
     "sim": 110,
     "launcher": 90,
     "e2e": 300,
-    "compile": 240,
-    "emulated": 480,
+    "compile": 90,
+    "emulated": 180,
     "long": inf,
 }
 COMPILERS = ("g++", "clang++")
