@@ -68,6 +68,20 @@ def test_a_copy_that_nobody_waited_for_is_not_there(monkeypatch) -> None:
     assert launch(monkeypatch, body.replace("WAIT", ""), shared=256).tolist() == [-1] * 64
 
 
+def test_threads_that_poll_let_those_go_on_for_whom_they_wait(monkeypatch) -> None:
+    body = """
+    if (threadIdx.x >= 16) return;
+    const unsigned long long at = reinterpret_cast<unsigned long long>(out) + 8 * threadIdx.x;
+    unsigned long long seen = threadIdx.x == 15;
+    while (seen == 0) {
+        asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(at + 8) : "memory");
+    }
+    asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(at), "l"(seen + 1) : "memory");
+    """
+    found = launch(monkeypatch, body, threads=32).view(np.uint64)
+    assert found.tolist() == [*range(17, 1, -1)]
+
+
 def test_an_instruction_that_is_not_known_is_named(monkeypatch) -> None:
     body = 'asm volatile("wgmma.fence.sync.aligned;");'
     with pytest.raises(CudaError, match=r"probe\.cu .* is not emulated: .*ptx_wgmma_fence"):

@@ -1,13 +1,11 @@
 // CUDA C++ on a host compiler: a block's threads are fibers of one thread, run in turn until each
 // waits for the others. What the kernels of this project use is here, and nothing else.
 #include <math.h>
-#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
 #include "fibers.h"
 
@@ -463,24 +461,8 @@ inline void ptx_st_relaxed_sys_global_b128(unsigned long long at, unsigned __int
     __atomic_store_n(to + 1, static_cast<unsigned long long>(line >> 64), __ATOMIC_RELEASE);
 }
 
-// Whoever looks at the same place again waits for another thread, which may need this processor:
-// soon for as long as it takes.
-inline void emulated_poll(unsigned long long at) {
-    static unsigned long long last;
-    static int times;
-    times = at == last ? times + 1 : 0;
-    last = at;
-    if (times > 100) {
-        times = 100;
-        const timespec pause = {0, 20000};
-        nanosleep(&pause, nullptr);
-    } else if (times > 0) {
-        sched_yield();
-    }
-}
-
 inline void ptx_ld_relaxed_sys_global_b128(unsigned __int128& line, unsigned long long at) {
-    emulated_poll(at);
+    emulated::poll(at);
     const unsigned long long* from = reinterpret_cast<const unsigned long long*>(at);
     const unsigned long long high = __atomic_load_n(from + 1, __ATOMIC_ACQUIRE);
     line = static_cast<unsigned __int128>(high) << 64 | from[0];
@@ -491,7 +473,7 @@ inline void ptx_st_release_sys_global_u64(unsigned long long at, unsigned long l
 }
 
 inline void ptx_ld_acquire_sys_global_u64(unsigned long long& value, unsigned long long at) {
-    emulated_poll(at);
+    emulated::poll(at);
     value = __atomic_load_n(reinterpret_cast<unsigned long long*>(at), __ATOMIC_ACQUIRE);
 }
 

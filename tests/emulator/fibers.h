@@ -1,12 +1,14 @@
 // The threads of a block as fibers of one thread of the host: each runs until it waits for others
 // or ends, and the next that can run goes on in its place.
+#include <sched.h>
 #include <setjmp.h>
 #include <stddef.h>
+#include <time.h>
 #include <ucontext.h>
 
 namespace emulated {
 
-enum State : unsigned char { READY, AT_WARP, AT_BLOCK, ENDED };
+enum State : unsigned char { READY, AT_WARP, AT_BLOCK, POLLING, ENDED };
 
 constexpr int MOST_THREADS = 1024;
 // No multiple of a page: the tops of stacks would share few lines of the cache.
@@ -83,11 +85,13 @@ struct Fiber {
     Place place;
     State state;
     const void* site;
+    unsigned long long polled;
 };
 
 static Fiber fibers[MOST_THREADS];
 static Place scheduler;
 static int current, threads, last_to_run;
+static unsigned arrived;
 static char* stacks;
 
 }  // namespace emulated
@@ -143,23 +147,59 @@ inline bool release(int first, int last, State state) {
     return true;
 }
 
+// Called before each look at a place that other devices write. Whoever looks again waits, while the
+// other threads go on: what those have to say may be what the others wait for.
+inline void poll(unsigned long long at) {
+    Fiber& own = fibers[current];
+    if (own.polled != at) {
+        own.polled = at;
+        ++arrived;
+    } else {
+        leave(POLLING, nullptr);
+    }
+}
+
+// Lets those that poll look again; `idle` times nothing had come. Another device may need this
+// processor, soon for longer.
+inline void look_again(unsigned idle) {
+    if (idle <= 100) {
+        sched_yield();
+    } else if (idle % 16 == 0) {
+        const timespec pause = {0, 50000};
+        nanosleep(&pause, nullptr);
+    }
+    for (int thread = 0; thread < threads; ++thread) {
+        if (fibers[thread].state == POLLING) fibers[thread].state = READY;
+    }
+    run(0, threads);
+}
+
 // One block, each of its threads from `entry` on. False where they wait for one another for ever.
 inline bool run_threads(void (*entry)()) {
     for (int thread = 0; thread < threads; ++thread) {
         fibers[thread].state = READY;
+        fibers[thread].polled = 0;
         fibers[thread].place.begin(stacks + static_cast<size_t>(thread) * STACK, entry);
     }
     run(0, threads);
-    for (;;) {
-        bool moved = false, live = false;
+    for (unsigned idle = 0;; ++idle) {
+        bool moved = false, live = false, polls = false;
+        const unsigned before = arrived;
         for (int first = 0; first < threads; first += 32) {
             const int last = first + 32 < threads ? first + 32 : threads;
             // Exchanges inside a warp are many: it runs until it ends or waits for the block.
             while (release(first, last, AT_WARP)) moved = true;
-            for (int thread = first; thread < last; ++thread) live |= fibers[thread].state != ENDED;
+            for (int thread = first; thread < last; ++thread) {
+                live |= fibers[thread].state != ENDED;
+                polls |= fibers[thread].state == POLLING;
+            }
         }
         if (!live) return true;
-        if (!release(0, threads, AT_BLOCK) && !moved) return false;
+        if (!release(0, threads, AT_BLOCK)) {
+            if (!moved && !polls) return false;
+            if (polls) look_again(idle);
+        }
+        if (moved || arrived != before) idle = 0;
     }
 }
 
