@@ -159,14 +159,15 @@ inline void poll(unsigned long long at) {
     }
 }
 
-// Lets those that poll look again; `idle` times nothing had come. Another device may need this
-// processor, soon for longer.
+// Lets those that poll look again, for the `idle`th time in vain. Another device may need this
+// processor. Rests are few, since each takes long where many want it: a kernel that is called off
+// notices at its 1,024th look.
 inline void look_again(unsigned idle) {
-    if (idle <= 100) {
-        sched_yield();
-    } else if (idle % 16 == 0) {
-        const timespec pause = {0, 50000};
+    if (idle > 1024 && idle % 64 == 0) {
+        const timespec pause = {0, 100000};
         nanosleep(&pause, nullptr);
+    } else if (idle % 256 == 0) {
+        sched_yield();
     }
     for (int thread = 0; thread < threads; ++thread) {
         if (fibers[thread].state == POLLING) fibers[thread].state = READY;
@@ -182,7 +183,7 @@ inline bool run_threads(void (*entry)()) {
         fibers[thread].place.begin(stacks + static_cast<size_t>(thread) * STACK, entry);
     }
     run(0, threads);
-    for (unsigned idle = 0;; ++idle) {
+    for (unsigned idle = 1;; ++idle) {
         bool moved = false, live = false, polls = false;
         const unsigned before = arrived;
         for (int first = 0; first < threads; first += 32) {
