@@ -64,8 +64,11 @@ def test_two_machines_serve_with_the_same_ports(launcher):
     assert json.loads(fetch(launcher, f"10.77.0.1:{launcher.port}", "/health"))["status"] == "ok"
     peer = fetch(launcher, f"10.77.0.2:{launcher.metrics}", "/metrics/prometheus")
     assert 'rank="1"' in peer
-    # What is taken is looked for on the node whose port it is.
-    status, said = launcher.run("doctor")
+    # What another deployment has taken is looked for on the node whose port it is.
+    other = Launcher(launcher.machines, launcher.config.parent, name="other")
+    other.document = launcher.document
+    other.write()
+    status, said = other.run("doctor")
     assert status == 1
     assert "rank 1 at 10.77.0.2\n  ok" in said
     named = f"ports.metrics: cannot listen on 0.0.0.0:{launcher.metrics}: Address already in use"
