@@ -9,9 +9,9 @@ import sys
 import threading
 from collections.abc import Callable, MutableMapping
 
-from actors.child import die_with_parent, show_as
 from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage, end_with_supervisor
 from actors.memory import map_memfd
+from actors.parent import die_with_parent, require_parent, show_as
 from actors.rank_spec import RankSpec, read_rank_spec
 from actors.supervisor import RELEASED
 from dgpp import log
@@ -75,7 +75,8 @@ def main(arguments: list[str]) -> None:
     """Never returns: threads of libraries must not hold up the exit."""
     spec = read_rank_spec(int(arguments[2]))
     # Woken rather than killed, so that its own end is named; a stopped one wakes to see it.
-    die_with_parent(spec.parent_pid, signal.SIGCONT)
+    die_with_parent(signal.SIGCONT)
+    require_parent(spec.parent_pid)
     assert threading.current_thread() is threading.main_thread()
     log.tell_where_on_request()
     show_as(f"dgpp-rank-{spec.rank}")

@@ -379,6 +379,14 @@ def test_a_stopped_process_is_named_in_every_phase(tmp_path: Path, phase: str, v
             assert told.read_text() == f"{cause}|engine_failure"
 
 
+def test_a_child_hears_of_its_parents_death_before_it_imports_what_takes_long() -> None:
+    code = "import sys, actors.child; print(*{'numpy', 'uvloop', 'msgspec'} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "\n"
+
+
 def test_a_signal_that_comes_late_does_not_become_the_status(tmp_path: Path) -> None:
     with world(tmp_path, settings=Settings(grace_s=0.3), linger_s=60.0) as w:
         w.wait_ready()
