@@ -88,8 +88,10 @@ class Harness:
         return np.concatenate(parts)
 
 
-@pytest.mark.parametrize("sinks", [False, True])
-@pytest.mark.parametrize(("window", "ring_rows"), [(8, 8), (128, 131), (40, 64), (TOKENS, TOKENS)])
+@pytest.mark.parametrize(
+    ("window", "ring_rows", "sinks"),
+    [(8, 8, False), (8, 8, True), (128, 131, True), (40, 64, False), (TOKENS, TOKENS, True)],
+)
 def test_every_chunking_gives_the_oracle_and_the_same_bits(
     extended, window, ring_rows, sinks
 ) -> None:
