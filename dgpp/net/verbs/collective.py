@@ -14,7 +14,7 @@ from dgpp.net.rows import Sum
 from dgpp.net.spins import spins_of
 from dgpp.net.tags import Kind, describe
 from dgpp.net.verbs import sums
-from dgpp.net.verbs.errors import BusError, BusStartError, PollerError
+from dgpp.net.verbs.errors import BusError, BusStartError, PollerError, ProtocolError
 from dgpp.net.verbs.layout import Layout
 from dgpp.net.verbs.slab import BusFiles, BusSlab, PollerBeats, State
 from dgpp.net.verbs.slots import Ends, Mark, OtherCollectiveError, Until
@@ -124,14 +124,27 @@ class VerbsCollective(HostCollective):
         return Mark(self.generation, mine)
 
     def _run(self, steps: Steps, mark: Mark) -> None:
+        torn, since = None, 0.0
         try:
             for until in steps:
                 if not bus.spin(until.address, until.value, self._spins):
                     self._wait(until, mark)
+                elif until != torn:
+                    torn, since = until, time.monotonic()
+                elif time.monotonic() - since > self._limits.silent_s:
+                    raise self._never_whole(until)
         except OtherCollectiveError as other:
             self._fail(other.peer, self._other(other, mark))
         except BusError as error:
             self._fail(-1, error)
+
+    def _never_whole(self, until: Until) -> ProtocolError:
+        """What was announced is there, and neither it nor its payload gets the right hash."""
+        return ProtocolError(
+            f"roce bus: rank {until.peer}: message {until.value} has come, but not with its hash, "
+            f"for {self._limits.silent_s:g} s: memory or the adapter is faulty, or another process "
+            "wrote into the slab"
+        )
 
     def _wait(self, until: Until, mark: Mark) -> None:
         """Sleep until what is waited for has come. Raises CollectiveError where it never will."""

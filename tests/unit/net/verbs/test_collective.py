@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from fake_world import world_of
 
+from dgpp.net.collective import Wire
 from dgpp.net.errors import CollectiveError
+from dgpp.net.tags import Kind, tag
+from dgpp.net.verbs.errors import ProtocolError
 from dgpp.net.verbs.frames import Geometry
+from dgpp.net.verbs.slots import Mark
+from kernels_numba.cpu import bus
 from kernels_numba.cpu.memory import Block
 
 
@@ -35,3 +41,12 @@ def test_sums_follow_one_another_however_many_slots_they_give_back():
 
         with world_of(2, 1, Geometry(4, 64, slots, 4 * width)) as world:
             assert world.run(go) == [[[9.0] * width] * rows] * 2
+
+
+def test_a_payload_that_never_has_its_hash_is_named():
+    with world_of(2, 1) as world:
+        first, second = world.ranks
+        mark = Mark(second.generation + 1, tag(Kind.ALL_GATHER, Wire.F32, 8))
+        bus.announce(first._ends.latency(1).record, 8, 12345, *mark)
+        with pytest.raises(ProtocolError, match="rank 0: message 2 has come, but not with its"):
+            second.all_gather(np.zeros(8, np.uint8))
