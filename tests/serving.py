@@ -106,14 +106,14 @@ class Server:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def wait_ready(self, timeout_s: float = 60) -> None:
+    def wait_ready(self, timeout_s: float = 60, every_s: float = 0.02) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             assert self.process.poll() is None, f"exited {self.process.returncode}:\n{self.log}"
             with contextlib.suppress(OSError):
                 if self.get("/health")[0] == 200:
                     return
-            time.sleep(0.02)
+            time.sleep(every_s)
         pytest.fail(f"not ready in {timeout_s} s:\n{self.log}")
 
     def get(self, path: str) -> tuple[int, bytes]:
