@@ -29,7 +29,7 @@ from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_S = {
-    "unit": 480,
+    "unit": 240,
     "kernels": 120,
     "known_reports": 20,
     "parity": 150,

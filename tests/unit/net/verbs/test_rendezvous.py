@@ -96,11 +96,11 @@ def test_who_did_not_come_is_named_with_who_was_turned_away():
         await asyncio.sleep(0.1)
         writer.close()
 
-    first, other = meet(party(2), timeout_s=0.5, extra=noise)
-    assert "rank 1 did not come within 0.5 s (engine.rendezvous_timeout_ms)" in first
+    first, other = meet(party(2), timeout_s=1.5, extra=noise)
+    assert "rank 1 did not come within 1.5 s (engine.rendezvous_timeout_ms)" in first
     assert "last turned away: 127.0.0.1:" in first
     assert "not a journal frame" in first
-    assert "rank 0 says: roce bus: rank 1 did not come" in other or "within 0.5 s" in other
+    assert "rank 0 says: roce bus: rank 1 did not come" in other or "within 1.5 s" in other
 
 
 def test_a_rank_that_left_before_all_came_may_come_again():

@@ -16,7 +16,7 @@ from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 
-FIXTURE = Path(__file__).parents[2] / "fixtures" / "glm-4.7-bf16"
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "glm-4.7-bf16"
 LIMITS = EngineLimits(
     slots=1,
     vocab_size=512,
