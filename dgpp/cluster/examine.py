@@ -112,7 +112,9 @@ def _rdma(request: Examine) -> Iterator[Finding]:
     for place, lane in enumerate(lanes):
         gid = lane.gid(request.gids[place] if place < len(request.gids) else -1)
         yield Finding("ok", f"{lane.name} is {lane.state} at {gid.host}, GID {gid.index}")
-    yield _registered_memory(Layout(geometry_of("cuda"), len(lanes), request.world).bytes)
+    # "auto" may find a GPU.
+    geometry = geometry_of("cpu" if request.backend == "cpu" else "cuda")
+    yield _registered_memory(Layout(geometry, len(lanes), request.world).bytes)
 
 
 def _registered_memory(size: int) -> Finding:
