@@ -33,9 +33,9 @@ def node(tmp_path, monkeypatch):
     monkeypatch.setattr(looks, "load", lambda: SimpleNamespace(name="pyverbs"))
     monkeypatch.setattr(looks, "_may_lock_all", lambda: False)
 
-    def look(devices=(), gids=(), limit=resource.RLIM_INFINITY):
+    def look(devices=(), gids=(), limit=resource.RLIM_INFINITY, backend="cpu"):
         monkeypatch.setattr(resource, "getrlimit", lambda _what: (limit, limit))
-        request = Examine(Place("/l", "/s", "d"), 1, 2, "cpu", True, devices, gids, "m", "", ())
+        request = Examine(Place("/l", "/s", "d"), 1, 2, backend, True, devices, gids, "m", "", ())
         return list(looks._rdma(request))
 
     return look
@@ -49,6 +49,9 @@ def test_a_fit_node_says_what_it_will_use(node):
         "pyverbs loads; a is 4: ACTIVE at 10.9.0.1, GID 3; "
         "the bus registers 9 MiB with its adapters"
     )
+    # 32 slots of 64 KiB each way more, where a GPU may be.
+    for backend in ("auto", "cuda"):
+        assert node(backend=backend)[-1].what == "the bus registers 13 MiB with its adapters"
     assert node(devices=("a",), gids=(5,))[1].what == "a is 4: ACTIVE at fd00::5, GID 5"
 
 
@@ -86,7 +89,7 @@ class Told:
         ({"backend": "cpu"}, True),
         ({"backend": "auto", "collective": "verbs"}, True),
         ({"backend": "scripted"}, False),
-        ({"backend": "cuda", "collective": "nccl"}, False),
+        ({"backend": "cuda", "collective": "nccl"}, True),
     ],
 )
 def test_nodes_are_asked_about_roce_where_ranks_sum_over_it(engine, rdma):
