@@ -46,7 +46,8 @@ def test_two_ranks_say_over_the_bus_what_they_say_over_shared_memory(
         assert "compiling CPU kernels" not in server.log
     for rank in (0, 1):
         assert (
-            f"collective verbs: rank {rank} of 2 over 1 lanes, a sum of 20 KiB takes" in server.log
+            f"collective verbs: rank {rank} of 2 over 1 lanes, the host's sum of 20 KiB takes"
+            in server.log
         )
     assert answers(server) == wanted
     status, text = server.get("/metrics/prometheus")
