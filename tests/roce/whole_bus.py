@@ -17,6 +17,7 @@ from dgpp.net.verbs.packages import PACKAGES, load
 from dgpp.net.verbs.poller import Meeting, Poller
 from dgpp.net.verbs.slab import create_bus
 from dgpp.net.watch import LOADING
+from kernels_numba.cpu import bus as bus_kernels
 from kernels_numba.cpu.memory import Block
 
 GEOMETRY = Geometry(8, 8192, 8, 65536)
@@ -67,3 +68,12 @@ def exercise(rank: VerbsCollective, width: int) -> None:
         rank.all_reduce(rows, part, out, add=False)
         rank.all_gather(part.array[:rows])
     rank.barrier()
+    # What only a rank calls that waits for room, or that finds something wrong.
+    end = rank._ends.bulk(rank._ends.peers[0], 0)
+    bus_kernels.due_credit(end.record)
+    bus_kernels.announced(end.record)
+    held = np.zeros(bus_kernels.CELL_WORDS, np.int64)
+    bus_kernels.copy_cell(bus_kernels.due_cell(end.record), int(held.ctypes.data))
+    bus_kernels.lie_down(rank.slab.arrivals)
+    bus_kernels.get_up(rank.slab.arrivals)
+    bus_kernels.arrive(rank.slab.arrivals)
