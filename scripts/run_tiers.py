@@ -29,13 +29,13 @@ from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET_S = {
-    "unit": 240,
-    "kernels": 120,
+    "unit": 320,
+    "kernels": 220,
     "known_reports": 20,
     "parity": 150,
-    "sim": 110,
-    "launcher": 90,
-    "e2e": 300,
+    "sim": 120,
+    "launcher": 120,
+    "e2e": 360,
     "compile": 90,
     "emulated": 180,
     "long": inf,
