@@ -187,6 +187,16 @@ def test_nothing_runs_data_as_code():
     assert {path: what for path, what in found.items() if what} == {}
 
 
+def test_nothing_that_is_kept_points_elsewhere():
+    """A link in the repository, an environment's above all, is one machine's own."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-s"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    assert not [line for line in listed.stdout.splitlines() if line.startswith("120000")]
+
+
 def test_tests_that_run_together_have_names_of_their_own():
     """pytest imports test modules by their bare names; `--long` runs all tiers as one."""
     tiers = runpy.run_path(str(ROOT / "scripts" / "run_tiers.py"))
