@@ -59,7 +59,9 @@ class ColdFiles:
         self._folder = folder
         self._keeps = keeps
         self._names = [f"rank{rank}.slab", f"rank{rank}.index"]
-        self.slab = Slab(folder.claim(self._names[0]), page_bytes, pages)
+        claimed = folder.claim(self._names[0])
+        held = claimed.size()
+        self.slab = Slab(claimed, page_bytes, pages)
         try:
             if not keeps:
                 folder.remove(self._names[1])
@@ -67,7 +69,9 @@ class ColdFiles:
         except ConfigError:
             self.slab.close()
             raise
-        for remark in filter(None, (self.slab.warning, self.list.remark)):
+        lost = f"{self._names[1]} is gone or empty, nothing of {self._names[0]} is used"
+        absent = lost if keeps and held and self.list.was_empty else ""
+        for remark in filter(None, (self.slab.warning, self.list.remark, absent)):
             _log.warning("disk tier: %s", remark)
 
     def close(self) -> None:

@@ -41,12 +41,16 @@ class Written(msgspec.Struct, frozen=True, array_like=True):
     sums: tuple[int, ...]
 
 
+NO_BEGINNING = "its list does not begin as it should, nothing of it is used"
+
+
 class ColdLog:
     """The records in the file `name` of `folder`, of the deployment that `key` names.
 
-    `found` is what was there at the start, `point` where the list stands, `sums` the CRC-32C of
-    every page that was written. What another deployment left is not read. Raises ConfigError where
-    the file cannot be used, and OSError where a record cannot be added.
+    `found` is what was there at the start (`was_empty`: no list at all), `point` where the list
+    stands, `sums` the CRC-32C of every page that was written. What another deployment left is not
+    read. Raises ConfigError where the file cannot be used, and OSError where a record cannot be
+    added.
     """
 
     def __init__(self, folder: ColdFolder, name: str, key: bytes) -> None:
@@ -55,6 +59,7 @@ class ColdLog:
         self._key = key
         self._size = self._compacted = 0
         self.remark = ""
+        self.was_empty = False
         self.point = self._previous = 0
         try:
             self._file = folder.open(name)
@@ -114,9 +119,12 @@ class ColdLog:
         data = bytearray(self._file.size())
         got = self._file.read(memoryview(data), 0) if data else 0
         frames = _frames(bytes(data[:got]))
+        self.was_empty = not data
         key, _ = next(frames, (b"", 0))
         if key and key != self._key:
             self.remark = "what was there belongs to another deployment, it is not used"
+        elif data and not key:
+            self.remark = NO_BEGINNING
         if key != self._key or not self._load_base(frames):
             self._begin(0)
             self._compact()
@@ -136,7 +144,7 @@ class ColdLog:
                 frame, self._size = next(frames)
                 self._take(msgspec.msgpack.decode(frame, type=Written))
         except (StopIteration, msgspec.DecodeError, ValueError, IndexError):
-            self.remark = "its list does not begin as it should, nothing of it is used"
+            self.remark = NO_BEGINNING
             return False
         self._compacted = self._size
         self.point = self._previous = base.point

@@ -206,7 +206,10 @@ class HttpActor(Role):
         waiting = self._flights.at_door() + choices
         if waiting > self._door_limit:
             self._count["shed"].add()
-            raise overloaded(f"{waiting} requests wait at the door, it holds {self._door_limit}")
+            raise overloaded(
+                f"The server is overloaded: {waiting} choices come in at once, the limit is "
+                f"{self._door_limit} (engine.queue_limit + max_concurrency). Try again later"
+            )
         self._flights.add(flight)
         self._in_flight.set(len(self._flights))
         self._at_door.set(waiting)

@@ -76,5 +76,5 @@ class Door:
     def refusal(self) -> str:
         return (
             f"The server is overloaded: {self._queued} choices wait, the limit is "
-            f"{self._limit}. Try again later"
+            f"{self._limit} (engine.queue_limit). Try again later"
         )

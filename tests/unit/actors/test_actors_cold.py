@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import crc32c
 import pytest
@@ -220,6 +221,20 @@ def test_an_operation_that_makes_no_sense_fails_alone(tmp_path):
     assert not bench.run(Restore(3, (4, 2), (2,), (), -1, AT)).ok
     assert bench.run(BACK).ok
     bench.disk.close()
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_a_slab_whose_list_is_gone_is_told(tmp_path, caplog, lose):
+    bench = Bench(tmp_path)
+    assert bench.run(OUT).ok
+    bench.disk.close()
+    assert not caplog.records
+    lose(tmp_path / "rank0.index")
+    again = Bench(tmp_path)
+    assert again.answers[0].inventory.later == ()
+    again.disk.close()
+    said = "rank0.index is gone or empty, nothing of rank0.slab is used"
+    assert [record.message for record in caplog.records] == [f"disk tier: {said}"]
 
 
 def test_without_keep_nothing_stays(tmp_path):

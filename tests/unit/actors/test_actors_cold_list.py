@@ -191,6 +191,17 @@ def test_a_flipped_bit_of_the_list_loses_what_follows_and_no_more(path):
     log.close()
 
 
+def test_a_beginning_with_any_flipped_bit_is_told(path):
+    filled(path, 0).close()
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        log = open_log(path)
+        assert log.found == Inventory()
+        assert log.remark == "its list does not begin as it should, nothing of it is used"
+        log.close()
+
+
 def test_a_list_goes_back_to_what_all_disks_hold(path):
     log = filled(path, 3)
     shared = log.found.point
