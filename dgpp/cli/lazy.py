@@ -9,6 +9,8 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
+from dgpp.cli.interrupts import raise_again
+
 _COMPLETION = {"install_completion", "show_completion"}
 
 
@@ -21,7 +23,9 @@ class LazyCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, *args: Any, **keywords: Any) -> Any:
         """The context of the real command, which from here on replaces this one."""
-        return self.load().make_context(info_name, *args, **keywords)
+        command = self.load()
+        raise_again()
+        return command.make_context(info_name, *args, **keywords)
 
     def load(self) -> Any:
         """The real command."""

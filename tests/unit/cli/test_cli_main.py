@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -295,6 +296,32 @@ def test_the_agent_of_a_node_waits_for_nothing_that_it_does_not_need(tmp_path):
     assert looked.state is State.ABSENT
     assert Finding("ok", "engine.backend scripted is scripted") in found.findings
     assert done.stderr.decode() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("loads", "status"),
+    [
+        ("signal.raise_signal(signal.SIGINT)", -signal.SIGINT),
+        ("import_module(name)", 130),
+    ],
+    ids=["while it loads", "afterwards"],
+)
+def test_ctrl_c_ends_a_command_that_loads_and_interrupts_one_that_runs(loads, status):
+    """Amid an import an exception may be lost, with the lock of imports."""
+    code = (
+        "import signal, sys, dgpp.cli.lazy as lazy; from importlib import import_module\n"
+        f"lazy.import_module = lambda name: {loads}\n"
+        "import dgpp.cli.inspect_checkpoint as command\n"
+        "@command.app.command()\n"
+        "def stop(): signal.raise_signal(signal.SIGINT)\n"
+        "command.app.registered_commands = command.app.registered_commands[-1:]\n"
+        "sys.argv = ['dgpp', 'inspect']\n"
+        "from dgpp.cli.entry import main; sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
 def test_completion_knows_commands_and_flags():
