@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_numba.cpu.packed import plain_rows
+from kernels_numba.cpu.packed import unpack_rows
 from kernels_numba.cpu.pointers import view_i32
 from kernels_numba.cpu.span import SPAN, begin_span, merge, score_run, value_run, write_heads
 from kernels_numba.jit import get_thread_id, kernel, prange
@@ -27,15 +27,23 @@ def _span(
     for start in range(first, last, block_tokens):
         block = (blocks[start // block_tokens] * kv_heads + kv_head) * block_tokens
         held = min(block_tokens, last - start)
-        packed = keys + line * (block + start % block_tokens)
-        run, step = plain_rows(packing, packed, line, held, panel, 4 * padded)
+        run = keys + line * (block + start % block_tokens)
+        step = line
+        if packing != 0:
+            step = 4 * padded
+            unpack_rows(packing, run, line, held, panel, step)
+            run = panel
         score_run(query, group, padded, run, step, held, scores + 4 * (start - first))
     begin_span(scores, group, last - first, scale, value_padded, state)
     for start in range(first, last, block_tokens):
         block = (blocks[start // block_tokens] * kv_heads + kv_head) * block_tokens
         held = min(block_tokens, last - start)
-        packed = values + value_line * (block + start % block_tokens)
-        run, step = plain_rows(value_packing, packed, value_line, held, panel, 4 * value_padded)
+        run = values + value_line * (block + start % block_tokens)
+        step = value_line
+        if value_packing != 0:
+            step = 4 * value_padded
+            unpack_rows(value_packing, run, value_line, held, panel, step)
+            run = panel
         value_run(scores + 4 * (start - first), group, run, step, held, value_padded, state)
 
 

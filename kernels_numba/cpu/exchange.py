@@ -21,7 +21,7 @@ from kernels_numba.cpu.atomics import (
     store_release,
 )
 from kernels_numba.cpu.pointers import view_f32, view_i64, view_u16
-from kernels_numba.cpu.rows import copy_row, put_total
+from kernels_numba.cpu.rows import copy_row
 from kernels_numba.cpu.scalar import bits_of_float, float_of_bits
 from kernels_numba.jit import kernel
 from kernels_numba.meeting import F32_WIRE, GENERATION, LINE_BYTES, SLEEPERS, TAGS
@@ -134,6 +134,18 @@ def sum_parts(parts: int, world: int, offset: int, count: int, wire: int, sums: 
     starts = view_i64(parts, world)
     for rank in range(world):
         add_row(starts[rank] + offset, count, wire, int(rank == 0), sums)
+
+
+@kernel(inline=True)
+def put_total(sums: int, width: int, out: int, residual: int) -> None:
+    """out [width] = sums, added to what it holds where `residual`."""
+    total, target = view_f32(sums, width), view_f32(out, width)
+    if residual != 0:
+        for i in range(width):
+            target[i] = target[i] + total[i]
+    else:
+        for i in range(width):
+            target[i] = total[i]
 
 
 @kernel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_numba.cpu.dot import dot_f32_block
-from kernels_numba.cpu.packed import plain_rows
+from kernels_numba.cpu.packed import unpack_rows
 from kernels_numba.cpu.pointers import view_f32, view_i32
 from kernels_numba.cpu.scalar import bits_of_float, fma32
 from kernels_numba.cpu.span import SPAN
@@ -47,8 +47,12 @@ def _score_keys(
     at = first
     while at < last:
         count = min(SPAN, block_rows - at % block_rows, last - at)
-        packed = keys + (blocks[at // block_rows] * block_rows + at % block_rows) * line
-        base, step = plain_rows(packing, packed, line, count, panel, 4 * padded)
+        base = keys + (blocks[at // block_rows] * block_rows + at % block_rows) * line
+        step = line
+        if packing != 0:
+            step = 4 * padded
+            unpack_rows(packing, base, line, count, panel, step)
+            base = panel
         _score_run(query, weights, heads, padded, scale, weight_scale, base, step, count, dots,
                    scores + 4 * (at - first))  # fmt: skip
         at += count

@@ -97,19 +97,6 @@ def _project(
 
 
 @kernel()
-def _normed(
-    x: int, x_stride: int, rows: int, norm: int, width: int, depth: int, eps: float, normed: int,
-    normed_stride: int,
-) -> tuple[int, int]:  # fmt: skip
-    """(address, bytes apart) of the rows as a projection reads them: normalised by `norm`, in
-    `normed`, or as they are when it is 0."""
-    if norm == 0:
-        return x, x_stride
-    rms_rows(x, x_stride, rows, norm, width, depth, eps, normed, normed_stride)
-    return normed, normed_stride
-
-
-@kernel()
 def linear(
     dot: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
     scale_stride: int, factors: int, columns: int, depth: int, bias: int, residual: int,
@@ -117,8 +104,12 @@ def linear(
     norm: int, width: int, eps: float, normed: int, normed_stride: int,
 ) -> None:  # fmt: skip
     """out[r] = W · n(x[r]) (+ bias) (+ out[r]); n is the RMS norm by `norm`, or nothing when 0."""
-    source, source_stride = _normed(x, x_stride, rows, norm, width, depth, eps, normed,
-                                    normed_stride)  # fmt: skip
+    source = x
+    source_stride = x_stride
+    if norm != 0:
+        rms_rows(x, x_stride, rows, norm, width, depth, eps, normed, normed_stride)
+        source = normed
+        source_stride = normed_stride
     _project(dot, source, source_stride, rows, w, w_stride, scale, scale_stride, factors, columns,
              depth, bias, residual, raw, raw_stride, out, out_stride, panels,
              panel_stride)  # fmt: skip
@@ -157,8 +148,12 @@ def gated(
     normed: int, normed_stride: int, run: int, limit: float,
 ) -> None:  # fmt: skip
     """`gated_rows` of the normalised rows (of the rows as they are when `norm` is 0)."""
-    source, source_stride = _normed(x, x_stride, rows, norm, width, depth, eps, normed,
-                                    normed_stride)  # fmt: skip
+    source = x
+    source_stride = x_stride
+    if norm != 0:
+        rms_rows(x, x_stride, rows, norm, width, depth, eps, normed, normed_stride)
+        source = normed
+        source_stride = normed_stride
     gated_rows(dot, source, source_stride, rows, w, w_stride, scale, scale_stride, factors, half,
                depth, raw, raw_stride, out, out_stride, panels, panel_stride, run,
                limit)  # fmt: skip

@@ -10,7 +10,7 @@ from kernels_numba.backend import Scores
 from kernels_numba.cpu.dot import dot_block
 from kernels_numba.cpu.linear import silu_gate, task_columns
 from kernels_numba.cpu.pointers import view_f32, view_i32
-from kernels_numba.cpu.rows import copy_row, put_total
+from kernels_numba.cpu.rows import copy_row
 from kernels_numba.cpu.scalar import exp32, fma32, sigmoid32
 from kernels_numba.jit import get_thread_id, kernel, prange
 
@@ -221,11 +221,17 @@ def combine(
                 factor = view_f32(weights, rows * top)[r * top + j]
             for i in range(width):
                 total[i] = fma32(factor, value[i], total[i])
+        target = view_f32(out + r * out_stride, width)
         if shared != 0:
             common = view_f32(shared + r * shared_stride, width)
             for i in range(width):
                 total[i] = total[i] + common[i]
-        put_total(sums, width, out + r * out_stride, residual)
+        if residual != 0:
+            for i in range(width):
+                target[i] = target[i] + total[i]
+        else:
+            for i in range(width):
+                target[i] = total[i]
 
 
 @kernel()

@@ -131,18 +131,6 @@ def unpack_rows(packing: int, rows: int, line: int, count: int, out: int, out_li
         unpack_row(packing, rows + i * line, out + i * out_line)
 
 
-@kernel()
-def plain_rows(
-    packing: int, rows: int, line: int, count: int, panel: int, panel_line: int
-) -> tuple[int, int]:
-    """(address, bytes apart) of `count` float32 rows: those at `rows`, or what they are once
-    unpacked, in `panel`; they are packed unless `packing` is 0."""
-    if packing == 0:
-        return rows, line
-    unpack_rows(packing, rows, line, count, panel, panel_line)
-    return panel, panel_line
-
-
 @kernel(parallel=True)
 def store_packed(
     x: int, x_stride: int, rows: int, positions: int, slots: int, tables: int, table_width: int,

@@ -1,4 +1,4 @@
-"""Moving rows: copies, totals and embedding look-up."""
+"""Moving rows: copies and embedding look-up."""
 
 from __future__ import annotations
 
@@ -15,18 +15,6 @@ def copy_row(source: int, out: int, width: int) -> None:
     target = view_f32(out, width)
     for i in range(width):
         target[i] = values[i]
-
-
-@kernel(inline=True)
-def put_total(sums: int, width: int, out: int, residual: int) -> None:
-    """out [width] = sums, added to what it holds where `residual`."""
-    total, target = view_f32(sums, width), view_f32(out, width)
-    if residual != 0:
-        for i in range(width):
-            target[i] = target[i] + total[i]
-    else:
-        for i in range(width):
-            target[i] = total[i]
 
 
 @kernel()

@@ -6,7 +6,7 @@ one go, which changes no bit.
 
 from __future__ import annotations
 
-from kernels_numba.cpu.packed import plain_rows
+from kernels_numba.cpu.packed import unpack_rows
 from kernels_numba.cpu.pointers import view_i32
 from kernels_numba.cpu.span import SPAN, begin_span, merge, score_run, value_run, write_heads
 from kernels_numba.jit import get_thread_id, kernel, prange
@@ -48,16 +48,24 @@ def _selected_span(
     start = first
     while start < last:
         count = _run_length(chosen, start, last, block_tokens)
-        packed = keys + line * _place(table, at[start], kv_head, kv_heads, block_tokens)
-        run, step = plain_rows(packing, packed, line, count, panel, 4 * padded)
+        run = keys + line * _place(table, at[start], kv_head, kv_heads, block_tokens)
+        step = line
+        if packing != 0:
+            step = 4 * padded
+            unpack_rows(packing, run, line, count, panel, step)
+            run = panel
         score_run(query, group, padded, run, step, count, scores + 4 * (start - first))
         start += count
     begin_span(scores, group, last - first, scale, value_padded, state)
     start = first
     while start < last:
         count = _run_length(chosen, start, last, block_tokens)
-        packed = values + value_line * _place(table, at[start], kv_head, kv_heads, block_tokens)
-        run, step = plain_rows(value_packing, packed, value_line, count, panel, 4 * value_padded)
+        run = values + value_line * _place(table, at[start], kv_head, kv_heads, block_tokens)
+        step = value_line
+        if value_packing != 0:
+            step = 4 * value_padded
+            unpack_rows(value_packing, run, value_line, count, panel, step)
+            run = panel
         value_run(scores + 4 * (start - first), group, run, step, count, value_padded, state)
         start += count
 
