@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.channel import Arrays
 from actors.context import Context
-from actors.http.body import Bodies
+from actors.http.body import Bodies, BodyLimit
 from actors.http.connection import Listener
 from actors.http.credentials import Certificate
 from actors.http.endpoint import Endpoint
@@ -26,7 +26,7 @@ from actors.messages.tokenizer_http import Decoded, Deltas, Encoded, Prepared, R
 from actors.role import Role
 from dgpp.config.engine_settings import FileInputs
 from dgpp.log import log_event
-from dgpp.sched.admission import TOO_MANY_CHOICES, request_of
+from dgpp.sched.admission import CONTEXT_LENGTH_EXCEEDED, TOO_MANY_CHOICES, request_of
 from dgpp.serve.errors import ApiError, engine_failed, invalid, overloaded, shutting_down, timed_out
 from dgpp.serve.health import Health, State
 from dgpp.serve.limits import TEXT_BODY_BYTES
@@ -51,7 +51,8 @@ class HttpActor(Role):
         self.model = self.boot.served
         self.version = self.boot.version
         self.metrics_compat: str = settings.http.metrics_compat
-        self.max_body_bytes = min(settings.http.max_body_bytes, TEXT_BODY_BYTES)
+        self._largest = BodyLimit(settings.http.max_body_bytes, "http.max_body_bytes")
+        self.max_body = min(self._largest, BodyLimit(TEXT_BODY_BYTES, "of JSON"))
         self.health = Health(self.model.id)
         self.gate: Gate
         self.bodies = Bodies()
@@ -87,9 +88,7 @@ class HttpActor(Role):
         clock = self.context.clock
         self.gate = Gate(http, clock, unix=bool(http.unix_socket))
         inputs = self.boot.settings.engine.file_inputs or FileInputs()
-        self._files = await self.context.run_blocking(
-            FileDesk, inputs, self.bodies, http.max_body_bytes
-        )
+        self._files = await self.context.run_blocking(FileDesk, inputs, self.bodies, self._largest)
         certificate = Certificate(http, clock) if http.tls_cert else None
         self._listener = listener = Listener(
             self._routes.handle,
@@ -201,8 +200,9 @@ class HttpActor(Role):
         self._check_open()
         choices = flight.request.choices
         if choices > self._door_limit:
-            message = f"{choices} choices are more than queue_limit + max_concurrency"
-            raise invalid(f"{message} = {self._door_limit} at once", _counted_by(flight))
+            message = f"{choices} choices are more than engine.queue_limit + max_concurrency"
+            field = _param_of(TOO_MANY_CHOICES, flight.request)
+            raise invalid(f"{message} = {self._door_limit} at once", field)
         waiting = self._flights.at_door() + choices
         if waiting > self._door_limit:
             self._count["shed"].add()
@@ -297,7 +297,7 @@ class HttpActor(Role):
             self._count["shed"].add()
             flight.refuse(overloaded(message.message))
         else:
-            param = _counted_by(flight) if message.code == TOO_MANY_CHOICES else None
+            param = _param_of(message.code, flight.request)
             flight.refuse(ApiError(400, message.message, param=param, code=message.code))
 
     def _measure(self, flight: Flight) -> None:
@@ -319,6 +319,10 @@ def _error_of(message: Rejected) -> ApiError:
     return ApiError(message.status, message.message, param=message.param, code=message.code)
 
 
-def _counted_by(flight: Flight) -> str:
-    """The field that makes for so many choices."""
-    return "n" if flight.request.n > 1 else "prompt"
+def _param_of(code: str, request: GenerationRequest) -> str | None:
+    """The field that makes for so many choices, or so many tokens."""
+    if code == TOO_MANY_CHOICES and request.n > 1:
+        return "n"
+    if code == CONTEXT_LENGTH_EXCEEDED and request.max_tokens is not None:
+        return request.max_tokens_field
+    return request.prompt_field if code in (TOO_MANY_CHOICES, CONTEXT_LENGTH_EXCEEDED) else None

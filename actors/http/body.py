@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from aiohttp import web
 
 from dgpp.serve.errors import ApiError, overloaded, too_large
 from dgpp.serve.limits import BODIES_BYTES, BODY_BYTES_PER_SECOND, BODY_SECONDS, HEAD_BYTES
+
+
+class BodyLimit(NamedTuple):
+    """The bytes that a body may have, and the key, or what else, that says so. The lesser of two is
+    the one that counts."""
+
+    size: int
+    by: str
 
 
 class Bodies:
@@ -32,16 +41,16 @@ class Bodies:
             self._bytes -= size
 
 
-async def read_body(request: web.BaseRequest, limit: int) -> bytes:
+async def read_body(request: web.BaseRequest, limit: BodyLimit) -> bytes:
     """The whole body of `request`.
 
     Raises ApiError 411 without Content-Length, 501 for a chunked body, 415 for a compressed one,
-    413 over `limit` bytes (decided from Content-Length, before anything is read), 408 when it
+    413 over `limit` (decided from Content-Length, before anything is read), 408 when it
     arrives too slowly.
     """
     size = declared_length(request)
-    if size > limit:
-        raise too_large(size, limit)
+    if size > limit.size:
+        raise too_large(size, *limit)
     if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     allowed_s = BODY_SECONDS + size / BODY_BYTES_PER_SECOND

@@ -44,7 +44,7 @@ class Connection(web.RequestHandler):
         self._listener.handshakes.discard(self)
         if len(self._listener.connections) > self._listener.max_connections:
             self._listener.refused()
-            limit = f"max_connections is {self._listener.max_connections}"
+            limit = f"engine.max_connections is {self._listener.max_connections}"
             self.answer_and_close(overloaded(f"Too many connections: {limit}"))
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import orjson
 from aiohttp import web
 
-from actors.http.body import Bodies, check_head, read_body
+from actors.http.body import Bodies, BodyLimit, check_head, read_body
 from actors.http.connection import REQUEST_ID, connection_of
 from actors.http.files.desk import FileDesk
 from actors.http.flight import Flight, random_letters
@@ -49,7 +49,7 @@ class Desk(Protocol):
     """What the routes need of the actor behind them."""
 
     model: ServedModel
-    max_body_bytes: int
+    max_body: BodyLimit
     version: str
     metrics_compat: str
     gate: Gate
@@ -181,7 +181,7 @@ class Routes:
 
     async def _detokenize(self, request: web.BaseRequest) -> web.StreamResponse:
         self._desk.admit()
-        body = await read_body(request, self._desk.max_body_bytes)
+        body = await read_body(request, self._desk.max_body)
         ids = parse_detokenize(body, self._desk.model)
         return _json({"prompt": await self._desk.decode(ids)})
 
@@ -200,7 +200,7 @@ class Routes:
         """Read and validate the body. Large ones are parsed in one thread, so that together they
         take no more of the interpreter from the streams than one does."""
         with self._desk.bodies.hold(request) as size:
-            body = await read_body(request, self._desk.max_body_bytes)
+            body = await read_body(request, self._desk.max_body)
             name = response_id(kind, secrets.randbits(64))
             fields = await self._maybe_apart(request, size, partial(Fields.of, body))
             await self._desk.files.fill(kind, fields)

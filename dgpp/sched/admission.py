@@ -21,13 +21,14 @@ def blocks_needed(limits: EngineLimits, prompt_tokens: int, max_tokens: int) -> 
 def context_refusal(limits: EngineLimits, prompt_tokens: int, max_tokens: int) -> str | None:
     """Why this many tokens can never fit, fit for the client; None where they can."""
     tokens = prompt_tokens + max_tokens
-    if tokens <= limits.position_ceiling and tokens <= limits.blocks * limits.block_tokens:
+    ceiling, held = limits.position_ceiling, limits.blocks * limits.block_tokens
+    if tokens <= min(ceiling, held):
         return None
-    asked = f"{tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} for the answer)"
-    if tokens > limits.position_ceiling:
-        return f"This model's context holds {limits.position_ceiling} tokens; you asked for {asked}"
-    held = limits.blocks * limits.block_tokens
-    return f"This server's cache holds {held} tokens; you asked for {asked}"
+    asked = f"you asked for {tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} after it)"
+    # An engine's ceiling is never above its pool: where they are equal, the pool is the limit.
+    if tokens > ceiling != held:
+        return f"This model's context holds {ceiling} tokens; {asked}"
+    return f"This server's cache holds {held} tokens (engine.kv_capacity); {asked}"
 
 
 def request_of(choice_id: str) -> str:

@@ -102,8 +102,9 @@ class Intake:
         most = self._limits.blocks // max(c.need for c in choices)
         at_once = min(self._limits.slots, most)
         return (
-            f"{len(choices)} choices of this length are too many: {at_once} fit the cache at once "
-            f"and {self.queue_limit} may wait"
+            f"{len(choices)} choices of this length are too many: {at_once} are served at once "
+            f"(engine.max_concurrency, kv_capacity) and {self.queue_limit} may wait "
+            "(engine.queue_limit)"
         )
 
     def _choice(self, submit: Submit) -> Choice:

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from dgpp.serve.errors import invalid
+from dgpp.serve.errors import ApiError, invalid
+from dgpp.serve.request import GenerationRequest
 from dgpp.serve.served import ServedModel
 
+CODE = "context_length_exceeded"
 
-def token_budget(
-    prompt_tokens: int, max_tokens: int | None, model: ServedModel, param: str = "messages"
-) -> int:
-    """`max_tokens`, or the default cut to the room that the prompt leaves.
 
-    Raises a 400 ApiError (`context_length_exceeded`) where the prompt leaves no room, or not as
-    much as was asked for. `param` is the field that holds the prompt.
+def token_budget(prompt_tokens: int, request: GenerationRequest, model: ServedModel) -> int:
+    """`request.max_tokens`, or the default cut to the room that the prompt leaves.
+
+    Raises a 400 ApiError (`context_length_exceeded`): naming the prompt's field where the prompt
+    leaves no room, the field of the answer's length where it leaves less than was asked for.
     """
     if prompt_tokens < 1:
-        raise invalid(f"{param} must give at least one token", param)
-    limit = model.request_limit
-    room = limit - prompt_tokens
-    if room < (1 if max_tokens is None else min(max_tokens, 1)):
-        message = f"The prompt has {prompt_tokens} tokens, the limit is {limit} with the answer"
-        raise invalid(message, param, "context_length_exceeded")
-    if max_tokens is None:
+        field = request.prompt_field
+        raise invalid(f"{field} must give at least one token", field)
+    asked, room = request.max_tokens, model.request_limit - prompt_tokens
+    if room < (1 if asked is None else min(asked, 1)):
+        raise prompt_too_long(f"The prompt has {prompt_tokens} tokens", request, model)
+    if asked is None:
         return min(model.default_max_tokens, room)
-    if max_tokens > room:
+    if asked > room:
+        field = request.max_tokens_field
         message = (
-            f"The prompt has {prompt_tokens} tokens and {max_tokens} are asked for: "
-            f"{prompt_tokens + max_tokens} in all, the limit is {limit}"
+            f"{field} is {asked} beside a prompt of {prompt_tokens} tokens: "
+            f"{prompt_tokens + asked} in all, {_limit(model)}"
         )
-        raise invalid(message, param, "context_length_exceeded")
-    return max_tokens
+        raise invalid(message, field, CODE)
+    return asked
+
+
+def prompt_too_long(message: str, request: GenerationRequest, model: ServedModel) -> ApiError:
+    """400 `context_length_exceeded`: `message` says how long the prompt is."""
+    text = f"{message}, {_limit(model)}, the answer included"
+    return invalid(text, request.prompt_field, CODE)
+
+
+def _limit(model: ServedModel) -> str:
+    return f"the limit is {model.request_limit} ({model.limited_by})"

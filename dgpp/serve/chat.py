@@ -54,7 +54,7 @@ def parse_chat(body: Body, id: str, model: ServedModel) -> GenerationRequest:  #
         template_kwargs=chat_variables(fields, model),
         answer=parse_response_format(fields),
         n=fields.integer("n", 1, limits.CHOICES) or 1,
-        max_tokens=_max_tokens(fields),
+        **_max_tokens(fields),
         metadata=_metadata(fields),
         service_tier=tier and "default",
         ignored=ignored_fields(fields, _KNOWN),
@@ -72,13 +72,16 @@ def _logprobs(fields: Fields) -> int:
     return (top or 0) if wanted else -1
 
 
-def _max_tokens(fields: Fields) -> int | None:
+def _max_tokens(fields: Fields) -> dict[str, Any]:
+    """Under either name, and which it was."""
     old = fields.integer("max_tokens", 1, limits.MAX_TOKENS)
     new = fields.integer("max_completion_tokens", 1, limits.MAX_TOKENS)
     if old is not None and new is not None:
         message = "max_tokens and max_completion_tokens must not both be given"
         raise invalid(message, "max_completion_tokens")
-    return new if old is None else old
+    if new is not None:
+        return {"max_tokens": new, "max_tokens_field": "max_completion_tokens"}
+    return {"max_tokens": old}
 
 
 def _metadata(fields: Fields) -> dict[str, str] | None:

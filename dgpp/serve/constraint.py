@@ -72,7 +72,7 @@ def _check_strict_tools(request: GenerationRequest, codec: TextCodec, grammars: 
         try:
             grammars.compile(answer_grammar(whole, Dialect(), codec.tokenizer, reasoning=False))
         except GrammarError as error:
-            at = f"tools[{index}].function.parameters"
+            at = request.tool_paths[index]
             raise invalid(f"{at}: {_first_line(str(error))}", at, "unsupported_schema") from error
 
 
@@ -97,9 +97,7 @@ def _refusal(
     guilty = _guilty_tool(request, codec, grammars)
     if guilty is not None:
         index, message = guilty
-        at, free = f"tools[{index}].function.parameters", request.tools[index].grammar is not None
-        if free:
-            at = f"tools[{index}].custom.format"
+        at, free = request.tool_paths[index], request.tools[index].grammar is not None
     else:
         at, free = next(iter(schemas), "tools"), False
     found = _UNKNOWN.search(message)
@@ -129,9 +127,9 @@ def _guilty_tool(
 def _schemas(request: GenerationRequest) -> Iterator[tuple[str, Any]]:
     """The schemas of a request and where they stand in it."""
     if request.answer is not None:
-        yield "response_format.json_schema.schema", json.loads(request.answer.schema)
-    for index, tool in enumerate(request.tools):
-        yield f"tools[{index}].function.parameters", json.loads(tool.definition).get("parameters")
+        yield request.answer.path, json.loads(request.answer.schema)
+    for path, tool in zip(request.tool_paths, request.tools, strict=True):
+        yield path, json.loads(tool.definition).get("parameters")
 
 
 def _path(schema: Any, keyword: str) -> str | None:

@@ -96,7 +96,7 @@ def engine_failed(reason: str) -> ApiError:
     return ApiError(503, f"The engine has failed: {reason}", code="engine_failure")
 
 
-def too_large(size: int, limit: int) -> ApiError:
-    """413 `request_too_large`."""
-    message = f"The request body has {size} bytes, the limit is {limit}"
+def too_large(size: int, limit: int, by: str) -> ApiError:
+    """413 `request_too_large`: `by` is the key, or what else, that sets the limit."""
+    message = f"The request body has {size} bytes, the limit is {limit} ({by})"
     return ApiError(413, message, code="request_too_large")

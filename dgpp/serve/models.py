@@ -11,7 +11,6 @@ from dgpp.serve.served import ServedModel
 def model_object(model: ServedModel) -> dict[str, Any]:
     """What `model` is, what it can do here and what it is asked by default."""
     sampling = model.sampling
-    by_pool = model.kv_pool_tokens < model.position_ceiling
     return {
         "id": model.id,
         "object": "model",
@@ -36,7 +35,7 @@ def model_object(model: ServedModel) -> dict[str, Any]:
             "request_limit_tokens": model.request_limit,
             "position_ceiling_tokens": model.position_ceiling,
             "kv_pool_tokens": model.kv_pool_tokens,
-            "limited_by": "kv-pool" if by_pool else "position-ceiling",
+            "limited_by": "kv-pool" if model.pool_limited else "position-ceiling",
         },
     }
 

@@ -13,9 +13,11 @@ Kind = Literal["chat", "completion", "messages", "responses"]
 
 
 class JsonAnswer(msgspec.Struct, frozen=True):
-    """The answer is JSON: `schema` is the text of its schema, "{}" for any object."""
+    """The answer is JSON: `schema` is the text of its schema, "{}" for any object. `path` is where
+    the client asked for it."""
 
     schema: str
+    path: str
     strict: bool = False
 
 
@@ -26,15 +28,17 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     template's switches in `template_kwargs`), a `completion` has `prompts` (texts) or
     `prompt_ids` (each token ids packed as little-endian u32, as
     `dgpp.sched.request.pack_ids` does), never both.
-    `tools` are shown to the model; where they are `callable`, its calls are read as such.
+    `tools` are shown to the model; where they are `callable`, its calls are read as such;
+    `tool_paths` is where the schema or grammar of each stands in the body.
     With `must_call` the answer is a call, with `only` of one of these; `parallel` allows several.
     `named`: the client named the tool. `answer`: what JSON the answer must be, None for text.
     `echo`: members of the body, as JSON, that the answer repeats.
-    `max_tokens` None means the server's default, cut to the room the prompt leaves. `n` is the
-    choices per prompt; choice `p * n + k` is the k-th of prompt p. `repeats_prompt`: a
-    completion's text begins with the prompt, and logprobs are told of it too. `seed` None means a
-    random one. `timeout_s` is how long the whole answer may take. `ping_interval` is in seconds, -1
-    for no keep-alive comments. `ignored` counts the unknown fields the client sent, for a log line.
+    `max_tokens` None means the server's default, cut to the room the prompt leaves;
+    `max_tokens_field` is the name that the client gave it by. `n` is the choices per prompt; choice
+    `p * n + k` is the k-th of prompt p. `repeats_prompt`: a completion's text begins with the
+    prompt, and logprobs are told of it too. `seed` None means a random one. `timeout_s` is how long
+    the whole answer may take. `ping_interval` is in seconds, -1 for no keep-alive comments.
+    `ignored` counts the unknown fields the client sent, for a log line.
     """
 
     id: str
@@ -45,6 +49,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_ids: tuple[bytes, ...] = ()
     template_kwargs: dict[str, bool | str] = {}
     tools: tuple[Tool, ...] = ()
+    tool_paths: tuple[str, ...] = ()
     callable: bool = False
     must_call: bool = False
     only: tuple[str, ...] = ()
@@ -55,6 +60,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     repeats_prompt: bool = False
     n: int = 1
     max_tokens: int | None = None
+    max_tokens_field: str = "max_tokens"
     sampling: SamplingParams = SamplingParams()
     seed: int | None = None
     stop: tuple[str, ...] = ()
@@ -69,6 +75,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
     ignored: int = 0
+
+    @property
+    def prompt_field(self) -> str:
+        """The field that holds the prompt."""
+        return _PROMPT_FIELDS[self.kind]
 
     @property
     def scored(self) -> int:
@@ -86,6 +97,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     def choices(self) -> int:
         """How many texts are asked for in all."""
         return self.n * max(1, len(self.prompts) + len(self.prompt_ids))
+
+
+_PROMPT_FIELDS: dict[Kind, str] = {
+    "chat": "messages",
+    "completion": "prompt",
+    "messages": "messages",
+    "responses": "input",
+}
 
 
 def choice_seed(seed: int, choice: int) -> int:

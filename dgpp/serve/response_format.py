@@ -23,7 +23,7 @@ def parse_response_format(fields: Fields) -> JsonAnswer | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return JsonAnswer("{}")
+        return JsonAnswer("{}", fields.path("response_format"))
     given = form.object("json_schema")
     if given is None:
         raise invalid("response_format.json_schema is required", "response_format.json_schema")
@@ -43,4 +43,4 @@ def json_schema_answer(given: Fields) -> JsonAnswer:
     text = json.dumps(schema, ensure_ascii=False)
     if len(text) > limits.SCHEMA_CHARS:
         raise invalid(f"{at} has {len(text)} characters, the limit is {limits.SCHEMA_CHARS}", at)
-    return JsonAnswer(text, strict=given.boolean("strict"))
+    return JsonAnswer(text, at, strict=given.boolean("strict"))

@@ -52,6 +52,17 @@ class ServedModel(msgspec.Struct, frozen=True, omit_defaults=True):
         """Tokens that one request may have in all."""
         return min(self.position_ceiling, self.kv_pool_tokens)
 
+    @property
+    def pool_limited(self) -> bool:
+        """The block pool, not the model's own context, is what bounds a request. An engine's
+        ceiling is never above its pool."""
+        return self.kv_pool_tokens <= self.position_ceiling
+
+    @property
+    def limited_by(self) -> str:
+        """What bounds a request, in words for the client."""
+        return "engine.kv_capacity" if self.pool_limited else "the model's own context"
+
 
 _DEFAULTS: dict[str, tuple[type, float, float]] = {
     "temperature": (float, 0.0, 2.0),

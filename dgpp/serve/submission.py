@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dgpp.grammar.matcher import Grammars
 from dgpp.sched.request import Submit, pack_ids, unpack_ids
 from dgpp.serve import limits
-from dgpp.serve.budget import token_budget
+from dgpp.serve.budget import prompt_too_long, token_budget
 from dgpp.serve.constraint import constrains, grammar_of
 from dgpp.serve.errors import invalid, prompt_refused
 from dgpp.serve.request import GenerationRequest, choice_seed
@@ -51,22 +51,21 @@ def submission(
     schema cannot be enforced, or a prompt leaves no room for its answer. The choices of a prompt
     share its bytes.
     """
-    param = "prompt" if request.kind == "completion" else "messages"
     submits: list[Submit] = []
     prompts = prompts_of(request, codec, model, now)
     reasoning = _opens_reasoning(request, codec, prompts)
     grammar = ""
     if constrains(request):
         if grammars is None:
-            raise invalid("this model has no grammars", "response_format")
+            at = "tools" if request.answer is None else request.answer.path
+            raise invalid("this model has no grammars", at)
         grammar = grammar_of(request, codec, grammars(), reasoning=reasoning)
     # What follows a grammar ends where the grammar does.
     endless = (request.ignore_eos or model.no_eos) and not grammar
     stops = () if endless else tuple(sorted(codec.stop_ids))
     _check_scored(request, prompts)
     for prompt in prompts:
-        tokens = len(prompt) // 4
-        max_tokens = token_budget(tokens, request.max_tokens, model, param)
+        max_tokens = token_budget(len(prompt) // 4, request, model)
         if request.sampling.min_tokens > max_tokens:
             least = request.sampling.min_tokens
             message = f"min_tokens is {least}, the answer has {max_tokens} tokens at most"
@@ -150,7 +149,7 @@ def prompts_of(
 ) -> list[bytes]:
     """The packed prompts of `request`. Raises ApiError as `submission` does."""
     most = model.request_limit
-    param = "prompt" if request.kind == "completion" else "messages"
+    param = request.prompt_field
     if request.tools and codec.dialect.calls is None:
         message = "this model's chat template has no tool calls"
         raise invalid(message, "tools", "tools_unsupported")
@@ -161,12 +160,11 @@ def prompts_of(
             return [pack_ids(ids)]
         texts = [pack_ids(codec.prompt(text, most=most)) for text in request.prompts]
     except TemplateError as error:
-        raise prompt_refused(error, "messages") from error
+        raise prompt_refused(error, param) from error
     except NoTokenizerError as error:
         raise prompt_refused(error, param) from error
     except PromptTooLongError as error:
-        message = f"{error}, the limit is {most} with the answer"
-        raise invalid(message, param, "context_length_exceeded") from error
+        raise prompt_too_long(str(error), request, model) from error
     for packed in request.prompt_ids:
         try:
             codec.tokenizer.check(unpack_ids(packed).tolist())

@@ -20,6 +20,7 @@ class Offer(NamedTuple):
     """The tools of a request and how they may be called; the members of GenerationRequest."""
 
     tools: tuple[Tool, ...] = ()
+    tool_paths: tuple[str, ...] = ()
     callable: bool = False
     must_call: bool = False
     only: tuple[str, ...] = ()
@@ -31,16 +32,16 @@ def parse_tools(fields: Fields) -> Offer:
     """Raises ApiError naming the member. `tool_choice` none shows the tools and lets none be
     called."""
     entries = fields.array("tools", limits.TOOLS) or []
-    tools = tuple(
-        _tool(fields.element("tools", index, entry)) for index, entry in enumerate(entries)
-    )
+    read = [_tool(fields.element("tools", index, entry)) for index, entry in enumerate(entries)]
+    tools = tuple(tool for tool, _ in read)
+    paths = tuple(path for _, path in read)
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.name in seen:
             raise invalid(f"tools[{index}]: a second tool {tool.name}", f"tools[{index}]")
         seen.add(tool.name)
     parallel = fields.boolean("parallel_tool_calls", default=True)
-    return _choice(fields, Offer(tools, callable=bool(tools), parallel=parallel))
+    return _choice(fields, Offer(tools, paths, callable=bool(tools), parallel=parallel))
 
 
 def _choice(fields: Fields, offer: Offer) -> Offer:
@@ -93,8 +94,9 @@ def _allowed(form: Fields, offer: Offer) -> Offer:
     return offer._replace(must_call=mode == "required", only=tuple(dict.fromkeys(names)))
 
 
-def _tool(fields: Fields) -> Tool:
-    """A wrapped tool (`type`, and an object named after it) or a flat one."""
+def _tool(fields: Fields) -> tuple[Tool, str]:
+    """A wrapped tool (`type`, and an object named after it) or a flat one, and where that which its
+    calls are held to stands."""
     kind = fields.text("type") or "function"
     if kind not in ("function", "custom"):
         at = fields.path("type")
@@ -109,13 +111,13 @@ def _tool(fields: Fields) -> Tool:
     strict = inner.boolean("strict")
     if kind == "custom":
         text = json.dumps(_custom(inner), ensure_ascii=False)
-        return Tool(name, text, custom=True, grammar=_grammar(inner))
+        return Tool(name, text, custom=True, grammar=_grammar(inner)), inner.path("format")
     shown = {key: value for key, value in inner.members.items() if key in _SHOWN}
     text = json.dumps(shown, ensure_ascii=False)
+    at = inner.path("parameters")
     if len(text) > limits.SCHEMA_CHARS:
-        at = inner.path("parameters")
         raise invalid(f"{at} has over {limits.SCHEMA_CHARS} characters", at)
-    return Tool(name, text, strict=strict)
+    return Tool(name, text, strict=strict), at
 
 
 def _custom(fields: Fields) -> dict[str, Any]:

@@ -237,7 +237,9 @@ def test_a_compressed_body_is_refused_unread(server):
 
 
 def test_a_body_too_large_for_text_is_refused_whatever_the_key_allows(server):
-    assert raw(server, head(33 << 20), leaves=True).startswith(b"HTTP/1.1 413")
+    got = raw(server, head(33 << 20), leaves=True)
+    assert got.startswith(b"HTTP/1.1 413")
+    assert b"the limit is 33554432 (of JSON)" in got
 
 
 @pytest.mark.parametrize("place", ["messages", "prompt"])

@@ -18,7 +18,8 @@ def server(serve_module):
 
 @pytest.fixture(scope="module")
 def client(server):
-    return openai.OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=f"{server.base}/v1", api_key="none", max_retries=0) as found:
+        yield found
 
 
 def keep(client, data: bytes, name: str = "notes.txt"):
@@ -67,14 +68,17 @@ def test_limits_are_named(client, server):
     with pytest.raises(openai.APIStatusError) as caught:
         keep(client, b"x" * 401)
     assert (caught.value.status_code, caught.value.code) == (413, "file_too_large")
+    assert "engine.file_inputs.max_file_bytes = 400" in caught.value.message
     kept = [keep(client, b"x" * 350), keep(client, b"y" * 350)]
     with pytest.raises(openai.APIStatusError) as caught:
         keep(client, b"z")
     assert (caught.value.status_code, caught.value.code) == (413, "file_storage_full")
+    assert "engine.file_inputs.max_storage_bytes = 700" in caught.value.message
     both = [{"type": "file", "file": {"file_id": one.id}} for one in kept]
     with pytest.raises(openai.APIStatusError) as caught:
         tokens(client, server, *both)
     assert (caught.value.status_code, caught.value.code) == (413, "file_too_large")
+    assert "engine.file_inputs.max_request_bytes = 500" in caught.value.message
     assert caught.value.param == "messages[0].content[1].file"
     for one in kept:
         client.files.delete(one.id)

@@ -135,7 +135,7 @@ def test_errors_are_the_clients_own_kinds(client):
         client.chat.completions.create(model="nobody", messages=[{"role": "user", "content": "x"}])
     with pytest.raises(openai.BadRequestError) as found:
         ask(client, max_tokens=1_000_000)
-    assert found.value.code == "context_length_exceeded"
+    assert (found.value.code, found.value.param) == ("context_length_exceeded", "max_tokens")
     with pytest.raises(openai.BadRequestError) as found:
         ask(client, n=10**9)
     assert found.value.param == "n"

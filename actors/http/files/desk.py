@@ -9,13 +9,13 @@ from typing import TypeVar
 import orjson
 from aiohttp import web
 
-from actors.http.body import Bodies, read_body
+from actors.http.body import Bodies, BodyLimit, read_body
 from actors.http.files.extract import Extractor
 from actors.http.files.store import FileStore
 from dgpp.config.engine_settings import FileInputs
 from dgpp.serve import limits
 from dgpp.serve.fields import Fields
-from dgpp.serve.files.errors import file_too_large
+from dgpp.serve.files.errors import KEYS, file_too_large
 from dgpp.serve.files.parts import FilePart, decode_data, file_parts, is_pdf, plain_text
 from dgpp.serve.files.stored import deleted_object, list_object
 from dgpp.serve.files.upload import parse_upload
@@ -30,11 +30,12 @@ T = TypeVar("T")
 class FileDesk:
     """Takes, gives and reads files. Nothing of it waits for a disk on the loop."""
 
-    def __init__(self, file_inputs: FileInputs, bodies: Bodies, max_body_bytes: int) -> None:
+    def __init__(self, file_inputs: FileInputs, bodies: Bodies, largest: BodyLimit) -> None:
         """Raises ConfigError where the directory of files cannot be used."""
         self.file_inputs = file_inputs
         self._bodies = bodies
-        self._max_upload = min(file_inputs.max_file_bytes + FORM_BYTES, max_body_bytes)
+        own = file_inputs.max_file_bytes + FORM_BYTES
+        self._max_upload = min(largest, BodyLimit(own, f"{KEYS}.max_file_bytes"))
         self._store = FileStore(file_inputs.directory, file_inputs.max_storage_bytes)
         self._extractor = Extractor(file_inputs)
 
@@ -77,8 +78,8 @@ class FileDesk:
             filename, data = await self._data(part)
             sizes += len(data)
             if sizes > self.file_inputs.max_request_bytes:
-                limit = self.file_inputs.max_request_bytes
-                message = f"The files of one request may have max_request_bytes = {limit} bytes"
+                limit = f"{KEYS}.max_request_bytes = {self.file_inputs.max_request_bytes}"
+                message = f"The files of one request may have {limit} bytes"
                 raise file_too_large(message, part.path)
             text = part.text
             if text is None:
@@ -105,14 +106,14 @@ class FileDesk:
         if is_pdf(data):
             return await self._extractor.text(data, param)
         if len(data) > self.file_inputs.max_text_bytes:
-            message = f"A text may have max_text_bytes = {self.file_inputs.max_text_bytes} bytes"
-            raise file_too_large(message, param)
+            limit = f"{KEYS}.max_text_bytes = {self.file_inputs.max_text_bytes}"
+            raise file_too_large(f"A text may have {limit} bytes", param)
         return await _off_loop(plain_text, filename, data, param)
 
     def _check_size(self, size: int, param: str) -> None:
         limit = self.file_inputs.max_file_bytes
         if size > limit:
-            raise file_too_large(f"A file may have max_file_bytes = {limit} bytes", param)
+            raise file_too_large(f"A file may have {KEYS}.max_file_bytes = {limit} bytes", param)
 
 
 def _id(request: web.BaseRequest) -> str:

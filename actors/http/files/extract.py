@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dgpp.config.engine_settings import FileInputs
 from dgpp.serve.files.errors import (
+    KEYS,
     extraction_timed_out,
     extractor_missing,
     file_too_large,
@@ -89,7 +90,7 @@ class Extractor:
         while chunk := await process.stdout.read(CHUNK_BYTES):
             found += chunk
             if len(found) > limit:
-                message = f"The PDF's text has over max_text_bytes = {limit} bytes"
+                message = f"The PDF's text has over {KEYS}.max_text_bytes = {limit} bytes"
                 raise file_too_large(message, param)
         return bytes(found)
 

@@ -228,7 +228,8 @@ def _offer(fields: Fields) -> Offer:
         if tool.name in tools:
             raise invalid(f"tools[{index}]: a second tool {tool.name}", f"tools[{index}].name")
         tools[tool.name] = tool
-    return _choice(fields, Offer(tuple(tools.values()), callable=bool(tools)))
+    paths = tuple(f"tools[{index}].input_schema" for index in range(len(tools)))
+    return _choice(fields, Offer(tuple(tools.values()), paths, callable=bool(tools)))
 
 
 def _choice(fields: Fields, offer: Offer) -> Offer:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dgpp.serve.errors import ApiError
 from dgpp.serve.jsonsafe import shorten
 
+KEYS = "engine.file_inputs"
+"""Where the keys of its limits stand."""
+
 
 def invalid_file(message: str, param: str | None = None) -> ApiError:
     """400 `invalid_file`."""
@@ -23,13 +26,15 @@ def file_too_large(message: str, param: str | None = None) -> ApiError:
 
 def storage_full(limit: int) -> ApiError:
     """413 `file_storage_full`."""
-    message = f"All files together may have {limit} bytes: delete some"
+    message = f"All files together may have {KEYS}.max_storage_bytes = {limit} bytes: delete some"
     return ApiError(413, message, param="file", code="file_storage_full")
 
 
 def processing_busy(workers: int) -> ApiError:
     """503 `file_processing_busy`."""
-    message = f"{workers} documents are being read and as many wait, try again later"
+    message = (
+        f"{workers} documents are being read and as many wait ({KEYS}.workers), try again later"
+    )
     return ApiError(503, message, code="file_processing_busy", retry_after=1)
 
 
@@ -46,7 +51,7 @@ def extractor_missing(command: str, param: str | None) -> ApiError:
 
 def extraction_timed_out(seconds: float, param: str | None) -> ApiError:
     """408 `file_processing_timeout`."""
-    message = f"The PDF's text was not there within pdf_timeout_ms = {seconds * 1000:.0f}"
+    message = f"The PDF's text was not there within {KEYS}.pdf_timeout_ms = {seconds * 1000:.0f}"
     return ApiError(408, message, param=param, code="file_processing_timeout")
 
 

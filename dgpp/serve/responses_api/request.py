@@ -63,6 +63,7 @@ def parse_response(body: Body, id: str, model: ServedModel) -> GenerationRequest
         messages=(*system, *parse_input(fields)),
         template_kwargs=_reasoning(fields, model),
         max_tokens=fields.integer("max_output_tokens", 1, limits.MAX_TOKENS),
+        max_tokens_field="max_output_tokens",
         sampling=_sampling(fields, model),
         stream=fields.boolean("stream"),
         ping_interval=model.ping_interval,
@@ -93,7 +94,7 @@ def _sampling(fields: Fields, model: ServedModel) -> SamplingParams:
 def _text_format(fields: Fields) -> JsonAnswer | None:
     text = fields.object("text")
     form = None if text is None else text.object("format")
-    if form is None:
+    if text is None or form is None:
         return None
     kind = form.one_of("type", ("text", "json_object", "json_schema"))
     if kind is None:
@@ -106,4 +107,4 @@ def _text_format(fields: Fields) -> JsonAnswer | None:
     form.boolean("strict")
     if not isinstance(form.get("schema"), (dict, bool, type(None))):
         raise invalid(f"{form.path('schema')} must be a schema", form.path("schema"))
-    return JsonAnswer("{}") if kind == "json_object" else None
+    return JsonAnswer("{}", text.path("format")) if kind == "json_object" else None

@@ -275,19 +275,27 @@ def test_any_values_give_a_request_or_a_4xx(model: ServedModel, fields: dict) ->
 
 
 def test_budget_names_prompt_and_limit_vllm_4667(model: ServedModel) -> None:
-    assert token_budget(10, None, model) == 256
-    assert token_budget(4090, None, model) == 6
-    assert token_budget(4000, 96, model) == 96
-    for prompt, asked in ((4000, 97), (4096, None), (9000, 1)):
+    def budget(prompt: int, asked: int | None, served: ServedModel = model) -> int:
+        request = GenerationRequest("chatcmpl-0", "chat", "org/name", max_tokens=asked)
+        return token_budget(prompt, request, served)
+
+    assert budget(10, None) == 256
+    assert budget(4090, None) == 6
+    assert budget(4000, 96) == 96
+    for prompt, asked, param in (
+        (4000, 97, "max_tokens"),
+        (4096, None, "messages"),
+        (9000, 1, "messages"),
+    ):
         with pytest.raises(ApiError, match=rf"{prompt} tokens.*limit is 4096") as caught:
-            token_budget(prompt, asked, model)
-        assert caught.value.code == "context_length_exceeded"
+            budget(prompt, asked)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", param)
         assert "-" not in caught.value.message
     small = msgspec.structs.replace(model, kv_pool_tokens=100)
-    with pytest.raises(ApiError, match="limit is 100"):
-        token_budget(50, 51, small)
+    with pytest.raises(ApiError, match=r"limit is 100 \(engine.kv_capacity\)"):
+        budget(50, 51, small)
     with pytest.raises(ApiError, match="at least one token"):
-        token_budget(0, 1, model, "prompt")
+        budget(0, 1)
 
 
 def test_defaults_of_generation_config() -> None:

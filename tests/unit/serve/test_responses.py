@@ -229,7 +229,9 @@ def test_error_objects() -> None:
         b"[DONE]",
     ]
     assert (overloaded().status, overloaded().retry_after) == (503, 1)
-    assert (too_large(9, 8).status, too_large(9, 8).code) == (413, "request_too_large")
+    large = too_large(9, 8, "http.max_body_bytes")
+    assert (large.status, large.code) == (413, "request_too_large")
+    assert large.message == "The request body has 9 bytes, the limit is 8 (http.max_body_bytes)"
     assert ApiError(404, "x").type == "invalid_request_error"
 
 

@@ -137,6 +137,8 @@ def test_a_program_is_held_to_its_bounds(tmp_path, body, settings, status, code)
     with pytest.raises(ApiError) as caught:
         extract(b"%PDF-", pdf_command=program(tmp_path, body), **settings)
     assert (caught.value.status, caught.value.code) == (status, code)
+    for key in settings:
+        assert f"engine.file_inputs.{key} = " in caught.value.message
 
 
 def test_a_program_gets_the_documents_path(tmp_path):
