@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from actors.boot import Boot
@@ -35,7 +35,7 @@ class Guidance:
         self._boot = boot
         self._guides: Guides | None = None
         self._opening: dict[int, asyncio.Future[None]] = {}
-        self._guided: set[int] = set()
+        self._guided: dict[int, str] = {}
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
@@ -52,7 +52,7 @@ class Guidance:
         for opened in plan.opens:
             self._forget(opened.slot)
             if opened.request.grammar:
-                self._guided.add(opened.slot)
+                self._guided[opened.slot] = opened.request.id
                 self._opening[opened.slot] = self._context.spawn(
                     self._open(opened.slot, opened.request.grammar)
                 )
@@ -67,13 +67,16 @@ class Guidance:
             return
         for decided in verdict.slots:
             if decided.slot in self._guided:
-                ended = self._guides.advance(decided.slot, decided.tokens)
-                if ended:
-                    _log.warning("slot %d: its grammar ends here: %s", decided.slot, ended)
+                self._guides.advance(decided.slot, decided.tokens)
+
+    @property
+    def stuck(self) -> Collection[int]:
+        """The slots whose answers are not complete, and cannot go on within their grammars."""
+        return () if self._guides is None else self._guides.stuck.keys()
 
     def _forget(self, slot: int) -> None:
         if slot in self._guided:
-            self._guided.remove(slot)
+            del self._guided[slot]
             if self._guides is not None:
                 self._guides.close(slot)
 
@@ -104,6 +107,10 @@ class Guidance:
     def _post(self, step: int, slots: tuple[int, ...]) -> None:
         assert self._guides is not None
         self._context.post(ENGINE, Masks(step, slots), [self._guides.masks(slots)])
+        for slot in slots:
+            if slot in self._guides.stuck:
+                said = (self._guided[slot], self._guides.stuck[slot])
+                _log.warning("request %s is cut off: its grammar cannot go on: %s", *said)
 
 
 def load_guides(boot: Boot) -> Guides | None:

@@ -77,7 +77,7 @@ class SamplerActor(Role):
             self._guidance.prepare(plan)
             self._is_prepared = True
         if self._selected:
-            self._proceed(self._sampler.step(plan, self._selected[0][0]))
+            self._proceed(self._sampler.step(plan, self._selected[0][0], self._guidance.stuck))
 
     def _take_row(self, row: int, values: npt.NDArray[np.float32]) -> None:
         self._rows[row] = values.copy()

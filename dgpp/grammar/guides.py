@@ -17,6 +17,8 @@ class Guides:
         self._grammars = grammars
         self._words = -(-vocab_size // 32)
         self._held: dict[int, Matcher] = {}
+        self.stuck: dict[int, str] = {}
+        """Slots whose answer may neither go on nor end, as their last mask said, and why."""
 
     def open(self, slot: int, grammar: str) -> None:
         """`slot` follows `grammar` from its beginning. Raises GrammarError."""
@@ -24,16 +26,19 @@ class Guides:
 
     def close(self, slot: int) -> None:
         self._held.pop(slot, None)
+        self.stuck.pop(slot, None)
 
     def masks(self, slots: Sequence[int]) -> npt.NDArray[np.uint32]:
         """uint32 [len(slots), ⌈vocab / 32⌉]: what may follow in each of `slots`."""
         found = np.zeros((len(slots), self._words), np.uint32)
         for row, slot in zip(found, slots, strict=True):
-            self._held[slot].mask(row)
+            matcher = self._held[slot]
+            matcher.mask(row)
+            if not row.any() and (fault := matcher.fault):
+                self.stuck[slot] = fault
         return found
 
-    def advance(self, slot: int, tokens: Sequence[int]) -> str:
-        """Take in the committed tokens of a slot; nothing where it follows no grammar. Why its
-        grammar cannot go on, "" where it can."""
-        matcher = self._held.get(slot)
-        return "" if matcher is None else matcher.consume(tokens)
+    def advance(self, slot: int, tokens: Sequence[int]) -> None:
+        """Take in the committed tokens of a slot; nothing where it follows no grammar."""
+        if (matcher := self._held.get(slot)) is not None:
+            matcher.consume(tokens)

@@ -39,19 +39,23 @@ class Matcher:
     def mask(self, out: npt.NDArray[np.uint32]) -> None:
         """Write the ids that may follow into the bits of `out` [⌈vocab / 32⌉].
 
-        Where the grammar cannot go on within its limits nothing may follow: the answer ends.
+        Where the grammar cannot go on within its limits nothing may follow: the answer is cut off.
         """
         found = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         out[: self._words] = 0 if self._matcher.is_error() else found[: self._words]
 
-    def consume(self, tokens: Sequence[int]) -> str:
-        """Take in committed tokens. Why the grammar cannot go on, "" where it can: what a request
-        asked for is no reason to end anything but its own answer, which the next mask does."""
-        if self._matcher.is_stopped() and not self._matcher.is_error():
-            return ""
-        if self._matcher.is_error() or self._matcher.consume_tokens(list(tokens)):
-            return ""
-        return str(self._matcher.get_error()[:200])
+    def consume(self, tokens: Sequence[int]) -> None:
+        """Take in committed tokens. What a request asked for is no reason to end anything but its
+        own answer: where the grammar cannot go on, the next mask says so."""
+        if not self._matcher.is_stopped() and not self._matcher.is_error():
+            self._matcher.consume_tokens(list(tokens))
+
+    @property
+    def fault(self) -> str:
+        """Why the grammar cannot go on, "" where it can or is complete."""
+        if self._matcher.is_error():
+            return _said(self._matcher)[:200]
+        return "" if self._matcher.is_accepting() else NOTHING
 
     def rollback(self, count: int) -> None:
         """Undo the last `count` tokens consumed."""

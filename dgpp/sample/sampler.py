@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -70,8 +70,11 @@ class Sampler:
             for found in prompts
         ]
 
-    def step(self, plan: Plan, candidates: Candidates) -> Sampled | NeedRows:
-        """Decide the prepared `plan`, whose engine found `candidates`.
+    def step(
+        self, plan: Plan, candidates: Candidates, stuck: Collection[int] = ()
+    ) -> Sampled | NeedRows:
+        """Decide the prepared `plan`, whose engine found `candidates`. What holds the slots `stuck`
+        to a form allows neither to go on nor to end.
 
         Raises CandidatesMismatchError where the rows are not the plan's, PickMismatchError where
         the engine fed on a wrong token, SamplerOrderError where a slot was never opened.
@@ -79,6 +82,8 @@ class Sampler:
         sampled = plan.sampled_slots()
         rows = Rows(candidates, len(sampled))
         self._plan, self._rows = plan, rows
+        for slot in stuck:
+            self._holder(slot).stuck = True
         self._done = [
             None
             if (holder := self._holder(slot)).is_void(ran_ahead=ahead)

@@ -38,8 +38,9 @@ class SlotSampler:
     """Draws for one choice, in a stream that depends on its seed and its own draws alone.
 
     `draws` counts the random numbers consumed, `produced` the tokens committed. `fed` says whether
-    the engine picked the last token itself, as rows that ran ahead of the verdict suppose. `cached`
-    and `decoded` are what the first step reports of the prompt.
+    the engine picked the last token itself, as rows that ran ahead of the verdict suppose. `stuck`:
+    where nothing may follow, the answer is cut off, not complete. `cached` and `decoded` are what
+    the first step reports of the prompt.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class SlotSampler:
         "ended",
         "fed",
         "produced",
+        "stuck",
         "submit",
     )
 
@@ -64,6 +66,7 @@ class SlotSampler:
         self.draws = 0
         self.ended = False
         self.fed = False
+        self.stuck = False
         self._params = params
         self._greedy = params.greedy
         # Greedy without logprobs: the first id says it all.
@@ -106,9 +109,9 @@ class SlotSampler:
                 break
         kept, finish = commit(tokens, self.produced, submit.max_tokens, stop_ids)
         if barren and not kept:
-            # The mask allows no continuation: what it constrains is complete. After tokens of this
-            # step the next one will say so, since EOS marks the last token as the end token.
-            finish = Finish.EOS
+            # Nothing may follow: what was asked for is complete, unless it is stuck. After tokens
+            # of this step the next one will say so, since EOS marks the last as the end token.
+            finish = Finish.LENGTH if self.stuck else Finish.EOS
         found = (self.cached, self.decoded) if not self.produced else (0, 0)
         self._compare(kept, rows.picks[start : start + len(kept)])
         self.ended = finish is not Finish.NONE

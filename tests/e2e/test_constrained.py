@@ -105,6 +105,38 @@ def test_forced_calls(babbling, choice, finish):
     assert answer["finish_reason"] == finish
 
 
+@pytest.fixture(scope="module")
+def without_end(babbling):
+    """A schema that compiles, and whose grammar is over its limits behind the first bracket."""
+    schema = {"type": "array", "items": {"$ref": "#"}, "minItems": 1}
+    return {"name": "w", "schema": schema, "strict": True}
+
+
+def test_an_answer_that_its_grammar_cannot_finish_is_cut_off(babbling, without_end):
+    form = {"type": "json_schema", "json_schema": without_end}
+    status, found = ask(babbling, response_format=form)
+    assert status == 200, found
+    (choice,) = found["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("[", "length")
+    assert found["usage"]["completion_tokens"] == 1
+    name = found["id"]
+    assert f"request {name}-0 is cut off: its grammar cannot go on: " in babbling.log
+    with openai.OpenAI(base_url=babbling.base + "/v1", api_key="none", max_retries=0) as client:
+        asked = {"model": babbling.model(), "messages": [{"role": "user", "content": "x"}]}
+        chunks = list(client.chat.completions.create(**asked, response_format=form, stream=True))
+        assert chunks[-1].choices[0].finish_reason == "length"
+        with pytest.raises(openai.LengthFinishReasonError):
+            client.chat.completions.parse(**asked, response_format=form)
+        answer = client.responses.create(
+            model=babbling.model(),
+            input="x",
+            text={"format": {"type": "json_schema", **without_end}},
+        )
+    assert (answer.status, answer.output_text) == ("incomplete", "[")
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert ask(babbling, response_format=FORM)[1]["choices"][0]["finish_reason"] == "stop"
+
+
 def test_what_cannot_be_enforced_is_refused_by_its_path(babbling):
     schema = {**SCHEMA, "properties": {"a": {"type": "array", "uniqueItems": True}}}
     form = {"type": "json_schema", "json_schema": {"name": "w", "schema": schema, "strict": True}}

@@ -186,6 +186,19 @@ def test_a_row_with_nothing_allowed_ends_the_choice(params):
     assert result.verdict.slots == (SlotVerdict(0, (), Finish.EOS),)
 
 
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0)])
+def test_what_is_stuck_is_cut_off_and_what_is_complete_ends(params):
+    sampler = opened(*(submit(params, choice_id=f"{name}-0") for name in "abc"))
+    nothing = np.full(VOCAB, -np.inf, np.float32)
+    rows = candidates([nothing, nothing, one_hot(5)], [params.temperature] * 3, [-1] * 3, 4)
+    result = sampler.step(decode(0, 1, 2), rows, {0})
+    assert result.verdict.slots == (
+        SlotVerdict(0, (), Finish.LENGTH),
+        SlotVerdict(1, (), Finish.EOS),
+        SlotVerdict(2, (5,)),
+    )
+
+
 def test_a_row_of_nans_ends_the_choice_and_nothing_else():
     sampler = opened(submit(SamplingParams()), submit(choice_id="b-0"))
     rows = [np.full(VOCAB, np.nan, np.float32), one_hot(3)]
