@@ -23,7 +23,7 @@ from dgpp.net.errors import PeerLateError, PeerLeftError  # noqa: E402
 from dgpp.net.nccl import open_nccl  # noqa: E402
 from dgpp.net.p2p import open_p2p  # noqa: E402
 from dgpp.net.watch import Limits  # noqa: E402
-from kernels_numba.backend import Adjustment  # noqa: E402
+from kernels_numba.picks import Adjustment  # noqa: E402
 
 WIDTH, CAPACITY = 512, 200
 COUNTS = (1, 3, 16, 64, 65, 200)
