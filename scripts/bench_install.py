@@ -24,7 +24,8 @@ from pathlib import Path
 
 import zstandard
 
-from dgpp.cluster.release import MANIFEST, unpack_proved
+from dgpp.cluster.release import unpack_proved
+from dgpp.cluster.release_archive import MANIFEST
 
 MEGA = 1_000_000
 WHEEL = 8 * MEGA

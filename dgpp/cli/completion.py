@@ -81,7 +81,7 @@ def _nodes() -> tuple[str, ...]:
 def complete_release(incomplete: str) -> list[str]:
     """The releases that are installed here."""
     from dgpp.cli.settings import load_site_alone
-    from dgpp.cluster.release import installed
+    from dgpp.cluster.installed import installed
 
     try:
         folder = Path(load_site_alone().paths.release_dir).expanduser()

@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from dgpp.cli.settings import load_site_alone
-from dgpp.cluster.release import installed
+from dgpp.cluster.installed import installed
 
 app = typer.Typer(add_completion=False)
 

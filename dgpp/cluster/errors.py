@@ -31,3 +31,7 @@ class TransferError(ClusterError):
 
 class DiskFullError(TransferError):
     """A node has no room for what is sent to it; nothing of it was left there."""
+
+
+class ReleaseError(ClusterError):
+    """An archive is damaged or not one of ours, or a release cannot be installed."""

@@ -10,28 +10,35 @@ from contextlib import contextmanager
 from types import FrameType
 
 from dgpp.cluster.errors import ClusterError
+from dgpp.errors import DgppError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDERR = 2
+NOTHING_LEFT = "nothing was left running"
 
 
 class StoppedError(ClusterError):
-    """A signal came; `exit_status` is the shell's for it."""
+    """A signal came; `exit_status` is the shell's for it. `left` says what it leaves, `beside` what
+    went wrong at the same time."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}; nothing was left running")
+    def __init__(self, number: int, left: str, beside: str = "") -> None:
+        word = f"stopped by {signal.Signals(number).name}; {left}"
+        super().__init__(f"{word}; meanwhile: {beside}" if beside else word)
         self.exit_status = 128 + number
 
 
 class Interruption:
-    """Whether a signal has come."""
+    """Whether a signal has come. `left` is what is true of the work should it stop now."""
 
-    def __init__(self) -> None:
+    def __init__(self, notice: str = "what was started is being ended") -> None:
         self._number = 0
+        self._notice = notice
+        self.held = False
+        self.left = NOTHING_LEFT
 
     def note(self, number: int) -> None:
         if not self._number:
-            os.write(_STDERR, b"stopping: what was started is being ended\n")
+            os.write(_STDERR, f"stopping: {self._notice}\n".encode())
         self._number = self._number or number
 
     def __bool__(self) -> bool:
@@ -40,30 +47,53 @@ class Interruption:
     def check(self) -> None:
         """Raises StoppedError if one has come."""
         if self._number:
-            raise StoppedError(self._number)
+            raise StoppedError(self._number, self.left)
+
+    @contextmanager
+    def only_noted(self) -> Iterator[None]:
+        """What is `raised` otherwise is noted while this lasts, and raised at its end."""
+        self.held = True
+        try:
+            yield
+        finally:
+            self.held = False
+        self.check()
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """An error that comes when a signal has come is told beside it; `left` is what it is when
+        all has been undone."""
+        try:
+            yield
+        except StoppedError as error:
+            raise StoppedError(self._number, self.left) from error
+        except (DgppError, OSError) as error:
+            if self._number:
+                raise StoppedError(self._number, self.left, str(error)) from error
+            raise
 
 
 @contextmanager
-def noted() -> Iterator[Interruption]:
-    """Signals that would end this process are noted while this lasts, those that it ignores are
-    not. A request that is under way is so never cut in two: what it starts is known."""
-    found = Interruption()
-    with _heard(found.note):
-        yield found
+def noted(found: Interruption) -> Iterator[None]:
+    """Signals that would end this process are noted in `found` while this lasts, those that it
+    ignores are not. A request that is under way is so never cut in two: what it starts is known.
+    Raises StoppedError in place of what goes wrong after one."""
+    with found.first(), _heard(found.note):
+        yield
 
 
 @contextmanager
-def raised() -> Iterator[None]:
+def raised(found: Interruption) -> Iterator[None]:
     """The first signal that would end this process is a StoppedError where it comes, so that what
     is half done is undone; later ones leave that its time."""
-    found = Interruption()
 
     def stop(number: int) -> None:
         if not found:
             found.note(number)
-            found.check()
+            if not found.held:
+                found.check()
 
-    with _heard(stop):
+    with found.first(), _heard(stop):
         yield
 
 

@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tarfile
 import time
 
 import pytest
-import zstandard
 from cut_short import cut_short
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from releases import FILES, archive, make_programs, whole
 
 from dgpp.cluster import release
-from dgpp.cluster.release import MANIFEST, UNFINISHED, ReleaseError, install, installed, unpack
-
-FILES = {
-    "wheels/a-1-py3-none-any.whl": b"wheel" * 900,
-    "docs/read me.md": b"# x\n",
-    "run": b"#!x\n",
-}
-
-
-def manifest(files):
-    return "".join(f"{hashlib.sha256(d).hexdigest()}  {n}\n" for n, d in files.items()).encode()
-
-
-def archive(path, members, kind=tarfile.REGTYPE):
-    """`members` are names with contents, in order."""
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w") as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            info.type = kind if name.endswith("odd") else tarfile.REGTYPE
-            info.mode = 0o755 if name.endswith("run") else 0o600
-            info.linkname = "/etc/passwd"
-            tar.addfile(info, io.BytesIO(data))
-    path.write_bytes(zstandard.ZstdCompressor().compress(raw.getvalue()))
-    return path
-
-
-def whole(files=FILES, version="1.2.3"):
-    folder = f"dgpp-{version}/"
-    members = [(folder + MANIFEST, manifest(files))]
-    return members + [(folder + name, data) for name, data in files.items()]
+from dgpp.cluster.errors import ReleaseError
+from dgpp.cluster.installed import UNFINISHED, installed
+from dgpp.cluster.release import install
+from dgpp.cluster.release_archive import MANIFEST, unpack
 
 
 def test_a_whole_archive_is_unpacked_as_it_was(tmp_path):
@@ -133,36 +102,12 @@ def test_a_release_that_is_there_is_left_alone(tmp_path):
         install(tmp_path / "nowhere.tar.zst", tmp_path / "releases")
 
 
-def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
-    from pathlib import Path
-
-    real = Path.open
-
-    def full(self, mode="r", *more, **given):
-        if "x" in mode:
-            raise OSError(28, "No space left on device", str(self))
-        return real(self, mode, *more, **given)
-
-    path = archive(tmp_path / "a.tar.zst", whole())
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(ReleaseError, match="No space left on device"):
-        install(path, tmp_path / "releases")
-    assert [file.name for file in (tmp_path / "releases").iterdir()] == [".lock"]
-
-
-def make_programs(release, lock):
-    """As long as it takes for a file to be there, in place of half a minute."""
-    place = release / "venv" / "bin"
-    place.mkdir(parents=True)
-    (place / "dgpp").write_text("#!x\n")
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_an_install_that_is_ended_at_any_step_leaves_no_half_of_a_release(
     tmp_path, monkeypatch, number
 ):
     path, releases = archive(tmp_path / "a.tar.zst", whole()), tmp_path / "releases"
-    monkeypatch.setattr(release, "_make_programs", make_programs)
+    monkeypatch.setattr(release, "make_programs", make_programs)
     # Kept small: another release stays as it is.
     assert install(archive(tmp_path / "b.tar.zst", whole(version="0.9")), releases)[0] == "0.9"
     statuses = []
@@ -186,26 +131,29 @@ def test_an_install_that_is_ended_at_any_step_leaves_no_half_of_a_release(
 
 
 def test_what_makes_a_releases_programs_keeps_others_waiting(tmp_path, monkeypatch):
-    """Killed alone, the install leaves pip at work in a release that must not be swept away yet."""
+    """Killed alone, the install leaves pip at work in a release that must not be swept away yet: as
+    a child of its child, which has nothing but its standard input from it."""
     path, releases = archive(tmp_path / "a.tar.zst", whole()), tmp_path / "releases"
-    go, stay = os.pipe()
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
 
-    def killed(release_, lock):
-        script = f"import os; os.kill({os.getpid()}, 9); os.read({go}, 1)"
-        subprocess.run([sys.executable, "-c", script], pass_fds=(lock, go), check=False)
+    def killed(release_, children):
+        # The elder ends at once, what it started when the gate opens. For a shell's own sake only,
+        # standard input is named: it would be nothing for what it does not wait for.
+        script = 'exec 3<&0; kill -9 $PPID; (read -r _ <"$0") 0<&3 3<&- >&- 2>&- &'
+        children.run(["/bin/sh", "-c", script, str(gate)], release_)
 
     pid = os.fork()
     if pid == 0:
-        os.close(stay)
-        monkeypatch.setattr(release, "_run", lambda command, lock: killed(command, lock))
+        monkeypatch.setattr(release, "make_programs", killed)
         install(path, releases)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
     with pytest.raises(ReleaseError, match="another install is under way"):
         install(path, releases)
-    os.close(go)
-    os.close(stay)
-    monkeypatch.setattr(release, "_make_programs", make_programs)
+    with gate.open("w") as open_gate:
+        open_gate.write("go\n")
+    monkeypatch.setattr(release, "make_programs", make_programs)
     end = time.monotonic() + 10
     while True:
         try:

@@ -1,0 +1,24 @@
+"""Which releases are installed in a folder of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+UNFINISHED = ".unfinished"
+"""In a release until all of it is there."""
+
+
+def installed(releases: Path) -> list[str]:
+    """The versions in `releases`, in order of their names."""
+    if not releases.is_dir():
+        return []
+    return sorted(
+        folder.name
+        for folder in releases.iterdir()
+        if program_of(folder).exists() and not (folder / UNFINISHED).exists()
+    )
+
+
+def program_of(release: Path) -> Path:
+    """Its dgpp."""
+    return release / "venv" / "bin" / "dgpp"
