@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dgpp.cluster.collect import collect_logs, collect_operations
 from dgpp.cluster.deployment import Deployment
 from dgpp.cluster.errors import ClusterError
+from dgpp.cluster.interruption import Interruption, noted
 from dgpp.cluster.messages import Clear, Look, Signal
 from dgpp.cluster.node import Node, try_all
 from dgpp.cluster.op_streams import compare
@@ -24,19 +25,34 @@ ALONE_S = 10.0
 KILLED_S = 5.0
 LOOK_S = 0.1
 
+UNTOLD = "no rank was told to end"
+TOLD = (
+    "ranks were told to end and go on doing so: `dgpp status` says who runs, `dgpp down` ends them "
+    "at once"
+)
+ENDED = "its ranks have ended; they were not compared"
+COMPARED = "its ranks have ended and were compared"
+"""What a signal leaves behind, by the time at which it came."""
+
 Say = Callable[[str], object]
 
 
 def bring_down(deployment: Deployment, say: Say, first_s: float = FIRST_S) -> bool:
     """False where ranks did not do the same, had to be killed, or could not be reached. Raises
     ClusterError."""
-    with locked(deployment.place):
-        return end_ranks(deployment, say, first_s)
+    interruption = Interruption("what was asked last is answered first")
+    with locked(deployment.place), noted(interruption):
+        orderly = end_ranks(deployment, say, interruption, first_s)
+        interruption.check()
+        return orderly
 
 
-def end_ranks(deployment: Deployment, say: Say, first_s: float = FIRST_S) -> bool:
-    """The same for whoever holds the lock."""
-    ending = Ending(deployment, say)
+def end_ranks(
+    deployment: Deployment, say: Say, interruption: Interruption, first_s: float = FIRST_S
+) -> bool:
+    """The same for whoever holds the lock and notes signals. Raises StoppedError after one."""
+    ending = Ending(deployment, say, interruption)
+    interruption.left = UNTOLD
     running = ending.running(deployment.nodes)
     if not running:
         ending.clear()
@@ -51,23 +67,29 @@ def end_ranks(deployment: Deployment, say: Say, first_s: float = FIRST_S) -> boo
         # They wait for a rank 0 that was never there.
         orderly = ending.end(others, signal.SIGINT, ALONE_S)
     ending.clear()
-    return ending.compare() and orderly and not ending.lost
+    interruption.left = ENDED
+    same = ending.compare()
+    interruption.left = COMPARED
+    return same and orderly and not ending.lost
 
 
-def kill_ranks(deployment: Deployment, say: Say) -> None:
+def kill_ranks(deployment: Deployment, say: Say) -> bool:
     """After a start that failed: exactly the processes that it started, and what they were given.
-    What cannot be reached is said."""
-    ending = Ending(deployment, say)
+    What cannot be reached is said, and makes it False. Raises ClusterError."""
+    # It is what signals end in, so that none ends it.
+    ending = Ending(deployment, say, Interruption())
     ending.end(deployment.nodes, signal.SIGKILL, KILLED_S)
     ending.clear()
+    return not ending.lost
 
 
 class Ending:
     """The end of one deployment's ranks. A node that cannot be asked is `lost`: it is named once
-    and asked no more, and the others' end goes on."""
+    and asked no more, and the others' end goes on. After a signal no more is asked."""
 
-    def __init__(self, deployment: Deployment, say: Say) -> None:
+    def __init__(self, deployment: Deployment, say: Say, interruption: Interruption) -> None:
         self._deployment = deployment
+        self._interruption = interruption
         self._place = deployment.place
         self._say = say
         self.lost: set[int] = set()
@@ -108,6 +130,8 @@ class Ending:
         return False
 
     def _signal(self, nodes: Sequence[Node], number: int) -> None:
+        self._interruption.check()
+        self._interruption.left = TOLD
         asked = {node.rank: Signal(self._place, node.rank, number) for node in nodes}
         for node, answer in try_all(self._left(nodes), asked):
             if isinstance(answer, ClusterError):
@@ -120,6 +144,7 @@ class Ending:
         end = time.monotonic() + within_s
         left = list(nodes)
         while True:
+            self._interruption.check()
             left = self.running(left)
             if not left or time.monotonic() >= end:
                 return left
@@ -139,7 +164,9 @@ class Ending:
             self._say("ended")
             return True
         nodes = self._left(self._deployment.nodes)
+        self._interruption.check()
         collect_logs(self._place, nodes, self._say)
+        self._interruption.check()
         apart = compare(self._place, nodes, self._say)
         collect_operations(self._place, apart, self._say)
         return not apart

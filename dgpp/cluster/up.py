@@ -11,7 +11,7 @@ import msgspec
 from dgpp.cluster.deployment import Deployment
 from dgpp.cluster.down import end_ranks, kill_ranks
 from dgpp.cluster.errors import AlreadyUpError, ClusterError, StartError
-from dgpp.cluster.interruption import Interruption, noted
+from dgpp.cluster.interruption import NOTHING_LEFT, Interruption, noted
 from dgpp.cluster.messages import Answer, Examine, Finding, Look, Start
 from dgpp.cluster.node import Node, ask_all, try_all
 from dgpp.cluster.place import locked
@@ -25,6 +25,8 @@ LOOK_FAR_S = 2.0
 SKEW_S = 2.0
 """Clocks that differ by more make merged logs hard to read."""
 LAST_LINES = 12
+UNSTARTED = "nothing was started"
+SOMETHING_LEFT = "what may still run is named above"
 
 Say = Callable[[str], object]
 
@@ -42,7 +44,9 @@ class Up(msgspec.Struct, frozen=True, kw_only=True):
 def bring_up(deployment: Deployment, wanted: Up, say: Say) -> str:
     """The line in which rank 0 says that it serves. Raises ClusterError: then nothing of the
     deployment runs."""
-    with locked(deployment.place), noted() as interruption:
+    interruption = Interruption()
+    interruption.left = UNSTARTED
+    with locked(deployment.place), noted(interruption):
         running = _running(deployment)
         if running and not wanted.replace:
             raise AlreadyUpError(
@@ -51,7 +55,8 @@ def bring_up(deployment: Deployment, wanted: Up, say: Say) -> str:
         interruption.check()
         if running:
             say(f"ending {', '.join(running)}")
-            end_ranks(deployment, say)
+            end_ranks(deployment, say, interruption)
+            interruption.left = UNSTARTED
             interruption.check()
         if wanted.checks:
             require_fit(deployment, say)
@@ -61,16 +66,18 @@ def bring_up(deployment: Deployment, wanted: Up, say: Say) -> str:
             ready = _wait(deployment, wanted.timeout_s, interruption)
             interruption.check()
         except BaseException:
-            _undo(deployment, say)
+            interruption.left = _undone(deployment, say)
             raise
         return ready
 
 
-def _undo(deployment: Deployment, say: Say) -> None:
+def _undone(deployment: Deployment, say: Say) -> str:
+    """What is left of the start, in words."""
     try:
-        kill_ranks(deployment, say)
+        return NOTHING_LEFT if kill_ranks(deployment, say) else SOMETHING_LEFT
     except ClusterError as error:
         say(str(error))
+        return SOMETHING_LEFT
 
 
 def examine(deployment: Deployment) -> dict[str, tuple[Finding, ...]]:

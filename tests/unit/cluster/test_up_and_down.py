@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -13,12 +12,13 @@ import pytest
 from cut_short import cut_short
 from fake_ranks import fake_deployment, left, states
 from msgspec.structs import replace
+from small_disk import disk
 
 from dgpp.cluster import agent
-from dgpp.cluster.down import bring_down, end_ranks
+from dgpp.cluster.down import COMPARED, ENDED, TOLD, UNTOLD, bring_down
 from dgpp.cluster.errors import AlreadyUpError, ClusterError, LockedError, StartError
 from dgpp.cluster.interruption import StoppedError
-from dgpp.cluster.messages import Start
+from dgpp.cluster.messages import Signal, Start
 from dgpp.cluster.place import locked
 from dgpp.cluster.record import State, read_record, start_ticks, write_record
 from dgpp.cluster.up import Up, bring_up
@@ -103,10 +103,96 @@ def test_an_interruption_at_any_request_leaves_nothing(world, rank, moment):
         else:
             assert len(node.requests) <= at
             setattr(node, moment, lambda number: None)
-            end_ranks(world, lambda line: None)
+            bring_down(world, lambda line: None)
     assert len(statuses) >= 2
     assert statuses == expected
     assert handlers == [signal.getsignal(n) for n in numbers]
+
+
+def stopped_down(world):
+    """What a signal made of `down`; None where it came to its end."""
+    try:
+        down(world)
+    except StoppedError as error:
+        return error
+    return None
+
+
+def test_a_signal_at_any_request_of_down_ends_it_with_a_word_and_the_next_one_goes_on(world, capfd):
+    node, numbers = world.nodes[0], (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    words = set()
+    for at in range(40):
+        up(world)
+        node.requests.clear()
+        number = numbers[at % len(numbers)]
+        node.before = lambda count, at=at, number=number: (
+            count == at and os.kill(os.getpid(), number)
+        )
+        capfd.readouterr()
+        stopped = stopped_down(world)
+        node.before = lambda count: None
+        if stopped is None:
+            assert len(node.requests) <= at
+            break
+        assert stopped.exit_status == 128 + number
+        began, _, word = str(stopped).partition("; ")
+        assert began == f"stopped by {number.name}"
+        assert capfd.readouterr().err == "stopping: what was asked last is answered first\n"
+        if word == UNTOLD:
+            assert states(world) == [State.RUNNING, State.RUNNING]
+        elif word != TOLD:
+            assert left(world) == ([], [])
+        words.add(word)
+        down(world)
+    assert words == {UNTOLD, TOLD, ENDED, COMPARED}
+
+
+def test_a_signal_while_ranks_that_are_replaced_answer_their_clients_is_heard(world):
+    program = Path(world.nodes[0].program[0])
+    script = program.read_text()
+    program.write_text(script.replace("trap 'exit 0' INT", "trap '' INT"))
+    up(world)
+    program.write_text(script)
+    node = world.nodes[0]
+    told = [signal.SIGINT]
+
+    def interrupt(count):
+        if told and isinstance(node.requests[-1], Signal):
+            os.kill(os.getpid(), told.pop())
+
+    node.after = interrupt
+    with pytest.raises(StoppedError, match=r"stopped by SIGINT; ranks were told to end and go on"):
+        up(world, replace(QUICK, replace=True))
+    assert states(world) == [State.RUNNING, State.RUNNING]
+    assert not bring_down(world, lambda line: None, first_s=0.1)
+
+
+def test_what_goes_wrong_after_a_signal_is_told_beside_it(world):
+    node = world.nodes[1]
+
+    def both(count):
+        os.kill(os.getpid(), signal.SIGINT)
+        node.lose(count)
+
+    node.before = both
+    for wanted in (QUICK, replace(QUICK, checks=True)):
+        with pytest.raises(StoppedError) as found:
+            up(world, wanted)
+        assert found.value.exit_status == 130
+        assert str(found.value) == (
+            "stopped by SIGINT; nothing was started; meanwhile: rank 1 at node1: Connection timed "
+            "out (it is off)"
+        )
+    # A rank whose node goes away while it is being started may run.
+    node.requests.clear()
+    node.before = lambda count: count and both(count)
+    said = []
+    with pytest.raises(StoppedError) as found:
+        bring_up(world, QUICK, said.append)
+    assert "stopped by SIGINT; what may still run is named above; meanwhile: rank 1 " in str(
+        found.value
+    )
+    assert "rank 1 at node1: Connection timed out (it is off); its rank may still run" in said[-1]
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
@@ -252,15 +338,8 @@ def test_a_rank_that_does_not_end_is_killed_and_named(world):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A folder on a disk of its own, of a few pages."""
-    folder = tmp_path / "node1"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32k", "none", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"needs root, for a disk of its own: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with disk(tmp_path / "node1", "32k") as folder:
+        yield folder
 
 
 def test_a_disk_that_is_full_at_any_step_is_named_and_nothing_is_left(small_disk, world):
@@ -277,7 +356,7 @@ def test_a_disk_that_is_full_at_any_step_is_named_and_nothing_is_left(small_disk
             assert said.endswith("No space left on device (make room on that disk)")
             assert left(world) == ([], [])
             assert list(small_disk.rglob("*.new")) == []
-        end_ranks(world, lambda line: None)
+        bring_down(world, lambda line: None)
         full.unlink()
     # Settings, token, record: each did not fit once.
     assert refused >= 3
