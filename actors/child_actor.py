@@ -23,7 +23,7 @@ from actors.context import Context, Look, run_here
 from actors.dispatch import Dispatcher
 from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage, Watch, end_with_supervisor
 from actors.memory import map_memfd
-from actors.parent import require_parent, show_as
+from actors.parent import require_parent, show_as, title
 from actors.spec import ChildSpec, inherit_receiver, inherit_sender, read_spec
 from actors.statistics import StatisticsBlock
 from actors.topology import resolve
@@ -196,7 +196,7 @@ def run_child(spec_fd: int) -> NoReturn:
     require_parent(spec.parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.tell_where_on_request()
-    show_as(f"dgpp-{spec.role}-{spec.rank}")
+    show_as(title(spec.role, spec.rank))
     for fd in spec.fds():
         os.set_inheritable(fd, False)
     page = HeartbeatPage(map_memfd(spec.heartbeat))

@@ -64,7 +64,8 @@ class LeadingWorld(OuterWorld):
             self._heartbeat = Heartbeat(self._page, RANK_0)
             self._heartbeat.start()
             for spec in self._specs:
-                self._ranks.append(RankProcess(self._loop, spec, self._page, self._fail, self._ask))
+                rank = RankProcess(self._loop, spec, self._page, self._rank_failed, self._ask)
+                self._ranks.append(rank)
             self._timer = self._loop.call_later(BEAT_S, self._look)
         gathering = Gathering(self._listener, self._roster, self._timeout_s, self._ask)
         connections = await gathering.gather()
@@ -109,6 +110,14 @@ class LeadingWorld(OuterWorld):
                 self._fail(Failure(f"rank {rank}: {cause}", 2, age_s))
             case Leave(why):
                 self._ask(f"rank {heard.rank}: {why}")
+
+    def _rank_failed(self, failure: Failure) -> None:
+        """What it said at its end goes first, where the scheduler has not read it: that may be
+        stopped, and not yet for so long that it is named."""
+        heard = self._ends.heard()
+        if heard is not None and isinstance(heard.words, Ended):
+            self._hear(heard)
+        self._fail(failure)
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(BEAT_S, self._look)

@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping
 
 from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage, end_with_supervisor
 from actors.memory import map_memfd
-from actors.parent import die_with_parent, require_parent, show_as
+from actors.parent import die_with_parent, require_parent, show_as, title
 from actors.rank_spec import RankSpec, read_rank_spec
 from actors.supervisor import RELEASED
 from dgpp import log
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> None:
     require_parent(spec.parent_pid)
     assert threading.current_thread() is threading.main_thread()
     log.tell_where_on_request()
-    show_as(f"dgpp-rank-{spec.rank}")
+    show_as(title("rank", spec.rank))
     for fd in spec.fds():
         os.set_inheritable(fd, False)
     page = HeartbeatPage(map_memfd(spec.heartbeat))

@@ -90,6 +90,9 @@ def random_load(server, requests, seed, workers=8):
 )
 def test_all_ranks_do_the_same_under_a_random_load(serve, world, requests):
     server = serve(script=LINES, world_size=world, step_ms=1, queue_limit=4)
+    shown = {process.name() for process in server.family()}
+    roles = [f"dgpp{rank}-{role}" for rank in range(world) for role in ("engine", "scheduler")]
+    assert shown >= {*roles, "dgpp0-tokenizer", "dgpp1-rank"}
     assert random_load(server, requests, seed=world) > requests / 3
     assert server.stop() == 0
     assert f"op streams of {world} ranks: identical" in server.log
@@ -174,6 +177,15 @@ def test_the_end_of_any_process_of_any_rank_ends_the_world(serve, undisturbed, r
     assert said
     # Asked again, it is said again.
     assert undisturbed[0].startswith(said)
+
+
+@pytest.mark.long
+def test_of_two_faults_at_once_the_one_that_ended_the_world_is_told(serve):
+    server = serve(world_size=2, step_ms=5)
+    os.kill(server.actor("scheduler", 0).pid, signal.SIGSTOP)
+    os.kill(server.actor("scheduler", 1).pid, signal.SIGKILL)
+    assert server.process.wait(10) == 2
+    assert "main[0] rank 1: scheduler of rank 1 was killed by signal 9" in server.log
 
 
 def is_alive(process):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 import toy_world
 
+from actors import world
 from actors.errors import TopologyError
+from actors.parent import title
 from actors.topology import (
     ChannelSpec,
     RoleSpec,
@@ -88,3 +93,11 @@ def test_types_travel_by_name() -> None:
         resolve(f"{__name__}:Nobody")
     with pytest.raises(TopologyError, match="not of the form"):
         resolve("no_colon")
+
+
+@pytest.mark.parametrize("rank", [0, 9])
+def test_lists_of_processes_show_rank_and_role_of_every_process_in_full(rank: int) -> None:
+    boot: Any = SimpleNamespace(threads=1, rank=rank, settings=SimpleNamespace(world_size=10))
+    for role in ("rank", *(spec.role for spec in world._roles(boot))):
+        assert len(title(role, rank).encode()) <= 15
+        assert title(role, rank) == f"dgpp{rank}-{role}"
