@@ -69,10 +69,15 @@ class ColdFiles:
         except ConfigError:
             self.slab.close()
             raise
-        lost = f"{self._names[1]} is gone or empty, nothing of {self._names[0]} is used"
-        absent = lost if keeps and held and self.list.was_empty else ""
-        for remark in filter(None, (self.slab.warning, self.list.remark, absent)):
-            _log.warning("disk tier: %s", remark)
+        listed = folder.path(self._names[1])
+        if self.slab.warning:
+            _log.warning("disk tier: %s", self.slab.warning)
+        if self.list.remark:
+            _log.warning("disk tier: %s: %s", listed, self.list.remark)
+        if keeps and held and self.list.was_empty:
+            _log.warning(
+                "disk tier: %s is gone or empty, nothing of %s is used", listed, claimed.path
+            )
 
     def close(self) -> None:
         self.list.close()
@@ -174,7 +179,7 @@ class ColdMover:
         self.figures.bytes_read += len(out)
         expected = self._list.sums.get(page)
         if crc32c.crc32c(out) != expected:
-            raise OSError(f"page {page}: not what was written (CRC-32C)")
+            raise OSError(f"{self._slab.path}: page {page}: not what was written (CRC-32C)")
 
 
 class ColdDisk:

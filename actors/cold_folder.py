@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from dgpp.errors import ConfigError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ColdFile(Protocol):
@@ -37,6 +42,9 @@ class ColdFile(Protocol):
 class ColdFolder(Protocol):
     """Where the files are, by name."""
 
+    def path(self, name: str) -> Path:
+        """For messages."""
+
     def claim(self, name: str) -> ColdFile:
         """A file for direct transfers that nobody else may have open, made where it is absent.
         Raises ConfigError."""
@@ -50,28 +58,54 @@ class ColdFolder(Protocol):
         """No longer there, if it was."""
 
 
+def unusable(error: OSError, path: Path) -> ConfigError:
+    """Why the file at `path`, or what `error` names in its stead, cannot be used."""
+    return ConfigError(f"nvme_cache.path: {error.filename or path}: {error.strerror or error}")
+
+
+def _named(
+    work: Callable[Concatenate[OsFile, P], T],
+) -> Callable[Concatenate[OsFile, P], T]:
+    """`work` of an open file, whose errors say which file it is: the system's do not."""
+
+    @functools.wraps(work)
+    def named(file: OsFile, /, *given: P.args, **more: P.kwargs) -> T:
+        try:
+            return work(file, *given, **more)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(file.path)) from error
+
+    return named
+
+
 class OsFile:
-    """A file of the operating system."""
+    """A file of the operating system. Raises OSError with its path."""
 
     def __init__(self, file: int, path: Path) -> None:
         self.path = path
         self._file = file
 
+    @_named
     def size(self) -> int:
         return os.fstat(self._file).st_size
 
+    @_named
     def read(self, out: memoryview, at: int) -> int:
         return os.preadv(self._file, [out], at)
 
+    @_named
     def write(self, data: memoryview, at: int) -> int:
         return os.pwrite(self._file, data, at)
 
+    @_named
     def resize(self, size: int) -> None:
         os.ftruncate(self._file, size)
 
+    @_named
     def set_aside(self, size: int) -> None:
         os.posix_fallocate(self._file, 0, size)
 
+    @_named
     def room(self) -> int:
         disk = os.fstatvfs(self._file)
         return disk.f_bavail * disk.f_frsize
@@ -86,8 +120,11 @@ class OsFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    def path(self, name: str) -> Path:
+        return self._path / name
+
     def claim(self, name: str) -> OsFile:
-        path = self._path / name
+        path = self.path(name)
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
@@ -98,7 +135,7 @@ class OsFolder:
                     raise
                 file = self._open(name)
         except OSError as error:
-            raise ConfigError(f"nvme_cache.path: {path}: {error.strerror}") from error
+            raise unusable(error, path) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -107,13 +144,13 @@ class OsFolder:
         return OsFile(file, path)
 
     def open(self, name: str, *, fresh: bool = False) -> OsFile:
-        return OsFile(self._open(name, os.O_TRUNC if fresh else 0), self._path / name)
+        return OsFile(self._open(name, os.O_TRUNC if fresh else 0), self.path(name))
 
     def rename(self, name: str, to: str) -> None:
-        (self._path / name).replace(self._path / to)
+        self.path(name).replace(self.path(to))
 
     def remove(self, name: str) -> None:
-        (self._path / name).unlink(missing_ok=True)
+        self.path(name).unlink(missing_ok=True)
 
     def _open(self, name: str, flags: int = 0) -> int:
-        return os.open(self._path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)
+        return os.open(self.path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags, 0o600)

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 import crc32c
 import msgspec
 
-from actors.cold_folder import ColdFile, ColdFolder
+from actors.cold_folder import ColdFile, ColdFolder, unusable
 from dgpp.cache.cold_contents import ColdContents, pages_of
 from dgpp.cache.cold_ops import ColdRecord, Inventory, Spill, point_after
-from dgpp.errors import ConfigError
 
 _HEAD = struct.Struct("<II")
 LEAST_TO_COMPACT = 16 << 20
@@ -64,12 +63,12 @@ class ColdLog:
         try:
             self._file = folder.open(name)
         except OSError as error:
-            raise ConfigError(f"nvme_cache.path: {name}: {error.strerror}") from error
+            raise unusable(error, folder.path(name)) from error
         try:
             self.found = self._load()
         except OSError as error:
             self._file.close()
-            raise ConfigError(f"nvme_cache.path: {name}: {error.strerror}") from error
+            raise unusable(error, folder.path(name)) from error
 
     def add(self, job: Spill, sums: tuple[int, ...]) -> None:
         """What `job` says is on its pages now, whose CRCs are `sums`."""
@@ -215,7 +214,7 @@ def _write(file: ColdFile, data: bytes, at: int) -> None:
     while done < len(data):
         wrote = file.write(memoryview(data)[done:], at + done)
         if not wrote:
-            raise OSError(f"list: {done} of {len(data)} bytes written")
+            raise OSError(f"{file.path}: {done} of {len(data)} bytes written")
         done += wrote
 
 

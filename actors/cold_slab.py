@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from actors.cold_folder import ColdFile
+from actors.cold_folder import ColdFile, unusable
 from dgpp.errors import ConfigError
 
 RESERVE = 1 << 30
@@ -20,6 +20,7 @@ class Slab:
     def __init__(self, file: ColdFile, page_bytes: int, pages: int) -> None:
         self.page_bytes = page_bytes
         self.pages = pages
+        self.path = file.path
         self.warning = ""
         self._file = file
         size = page_bytes * pages
@@ -30,7 +31,7 @@ class Slab:
                 self._set_aside(size)
         except OSError as error:
             self.close()
-            raise ConfigError(f"nvme_cache.path: {file.path}: {error.strerror}") from error
+            raise unusable(error, file.path) from error
         except ConfigError:
             self.close()
             raise
@@ -42,14 +43,14 @@ class Slab:
         while done < end:
             wrote = self._file.write(data[done:], at + done)
             if not wrote:
-                raise OSError(f"page {page}: {done} of {end} bytes written")
+                raise OSError(f"{self.path}: page {page}: {done} of {end} bytes written")
             done += wrote
 
     def read(self, page: int, out: memoryview) -> None:
         """Fill `out` (one page, as in `write`) from page `page`."""
         got = self._file.read(out, page * self.page_bytes)
         if got != len(out):
-            raise OSError(f"page {page}: {got} of {len(out)} bytes")
+            raise OSError(f"{self.path}: page {page}: {got} of {len(out)} bytes")
 
     def close(self) -> None:
         self._file.close()
@@ -58,7 +59,7 @@ class Slab:
         free = self._file.room()
         if size + RESERVE > free:
             raise ConfigError(
-                f"nvme_cache.capacity_gib: {self._file.path} would take {size} bytes, {free} are "
+                f"nvme_cache.capacity_gib: {self.path} would take {size} bytes, {free} are "
                 f"free and {RESERVE} stay for others"
             )
 
@@ -70,6 +71,6 @@ class Slab:
                 raise
             self._file.resize(size)
             self.warning = (
-                f"{self._file.path}: {error.strerror}: {size} bytes are not set aside, the disk "
+                f"{self.path}: {error.strerror}: {size} bytes are not set aside, the disk "
                 "may fill up"
             )

@@ -22,7 +22,7 @@ class SimFile:
     """One file, as bytes."""
 
     def __init__(self, folder, name) -> None:
-        self.path = Path("disk") / name
+        self.path = folder.path(name)
         self._folder = folder
         self._is_slab = name.endswith(".slab")
         self.data = bytearray()
@@ -82,6 +82,9 @@ class SimFolder:
         self.read_damage = False
         self.last = None
         self._files = {}
+
+    def path(self, name):
+        return Path("disk") / name
 
     def claim(self, name):
         return self._files.setdefault(name, SimFile(self, name))

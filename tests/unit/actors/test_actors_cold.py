@@ -166,7 +166,8 @@ def test_a_flipped_bit_in_any_page_is_found(tmp_path, page):
         os.fsync(file.fileno())
     ended = bench.run(BACK)
     assert not ended.ok
-    assert ended.error == f"page {page}: not what was written (CRC-32C)"
+    said = f"{tmp_path}/rank0.slab: page {page}: not what was written (CRC-32C)"
+    assert ended.error == said
     assert bench.disk.figures.failures == 1
     bench.disk.close()
 
@@ -196,7 +197,8 @@ def test_pages_of_what_was_taken_back_are_not_what_was_written(tmp_path):
     bench.disk.close()
     again = Bench(tmp_path)
     assert len(again.answers[0].points) == 3
-    assert again.run(BACK).error == "page 2: not what was written (CRC-32C)"
+    said = f"{tmp_path}/rank0.slab: page 2: not what was written (CRC-32C)"
+    assert again.run(BACK).error == said
     again.disk.close()
     last = Bench(tmp_path)
     assert last.answers[0].points == (0, AT)
@@ -223,6 +225,43 @@ def test_an_operation_that_makes_no_sense_fails_alone(tmp_path):
     bench.disk.close()
 
 
+@pytest.mark.parametrize("name", ["rank0.slab", "rank0.index", "rank0.index.new"])
+def test_a_file_that_cannot_be_had_is_named_with_its_folder(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError) as found:
+        Bench(tmp_path)
+    assert str(found.value) == f"nvme_cache.path: {tmp_path / name}: Is a directory"
+
+
+def test_a_folder_that_cannot_be_had_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"nvme_cache.path: {tmp_path}/file: "):
+        Bench(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("call", "work"),
+    [
+        ("preadv", lambda file: file.read(memoryview(bytearray(8)), 0)),
+        ("pwrite", lambda file: file.write(memoryview(bytes(8)), 0)),
+        ("ftruncate", lambda file: file.resize(8)),
+        ("posix_fallocate", lambda file: file.set_aside(8)),
+        ("fstat", lambda file: file.size()),
+        ("fstatvfs", lambda file: file.room()),
+    ],
+)
+def test_what_fails_on_an_open_file_says_which_it_is(tmp_path, monkeypatch, call, work):
+    def fail(*given):
+        raise OSError(5, "Input/output error")
+
+    file = OsFolder(tmp_path).claim("rank0.slab")
+    said = f"Input/output error: '{tmp_path}/rank0.slab'"
+    with pytest.raises(OSError, match=said), monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        work(file)
+    file.close()
+
+
 @pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_bytes(b"")])
 def test_a_slab_whose_list_is_gone_is_told(tmp_path, caplog, lose):
     bench = Bench(tmp_path)
@@ -233,7 +272,7 @@ def test_a_slab_whose_list_is_gone_is_told(tmp_path, caplog, lose):
     again = Bench(tmp_path)
     assert again.answers[0].inventory.later == ()
     again.disk.close()
-    said = "rank0.index is gone or empty, nothing of rank0.slab is used"
+    said = f"{tmp_path}/rank0.index is gone or empty, nothing of {tmp_path}/rank0.slab is used"
     assert [record.message for record in caplog.records] == [f"disk tier: {said}"]
 
 
