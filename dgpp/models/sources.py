@@ -23,13 +23,14 @@ from msgspec import structs
 
 from dgpp.checkpoint.binding import Binding, bind_matrix
 from dgpp.checkpoint.formats import BF16, Format, to_float32
+from dgpp.checkpoint.scales import require_numbers, scales_of
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.account import Account
 from dgpp.models.encoding import Changes, fp8_cut, packed
 from dgpp.models.forms import AS_STORED, ModelForms
 from dgpp.models.layers.extended import extended
 from dgpp.models.shard import ALONE, Shard, Split
-from dgpp.models.table_binding import account_table, bind_table, rows_within
+from dgpp.models.table_binding import account_table, bind_table, own_rows
 from dgpp.models.tables import RESIDENT, Table, Tables
 from kernels_numba.backend import Backend, Matrix, Tensor
 from kernels_numba.weights import LAYOUTS, Form, Part, matrix_bytes
@@ -351,6 +352,9 @@ class LoadedWeights(CheckedWeights):
         stored = linear.format.parts(linear.name, arrays)
         own = linear.own(self.shard, held)
         parts = _used(stored, own)
+        if scales := scales_of(linear.format, linear.name, linear.rows, linear.columns):
+            for part in parts:
+                require_numbers(part, scales)
         if self.shard.world > 1:
             whole = parts
             if linear.split is not Split.NONE:
@@ -403,12 +407,12 @@ class LoadedWeights(CheckedWeights):
     def table(self, item: str, table: Table) -> Any:
         shards = bind_table(self._binding, self._elsewhere, table).shards
         mapped = self.tables.mapped
-        parts = [shard.part for shard in shards]
         if mapped:
+            parts = [shard.part for shard in shards]
             for shard in shards:
                 shard.checkpoint.scattered(shard.tensor)
         else:
-            parts = rows_within(parts, *table.span)
+            parts = own_rows(shards, *table.span)
         if self.shard.world > 1:
             account_table(self.account, shards, parts, mapped=mapped)
         return extended(self._backend).table(parts, mapped=mapped)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from dgpp.checkpoint.binding import Binding, bind_matrix
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.checkpoint.formats import to_float32
+from dgpp.checkpoint.scales import require_numbers, scales_of
 from dgpp.errors import CheckpointError
 from dgpp.models.account import Account
 from dgpp.models.tables import Table
@@ -24,9 +25,11 @@ SAMPLE_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class BoundShard:
-    """Rows of a table, the tensor of their codes and where that is."""
+    """Rows of a table, the tensor of their codes (and of their scales, "" where they have none) and
+    where that is."""
 
     tensor: str
+    scales: str
     part: Part
     checkpoint: Checkpoint
 
@@ -97,13 +100,19 @@ def bind_table(own: Binding, elsewhere: Binding | None, table: Table) -> BoundTa
         name = f"{prefix}.{table.matrix}.{table.scale}"
         beside.append(binding.take(name, (1,), ("BF16", "F32")))
         scale = to_float32(beside[-1])
+        if not np.isfinite(scale).all():
+            raise CheckpointError(f"tensor {name} is {scale[0]}, not a number")
     shards = []
     for name, rows in stacked:
         arrays = bind_matrix(binding, name, rows, table.columns, table.format)
         (part,) = table.format.parts(name, arrays)
         if scale is not None:
             part = replace(part, scale=np.broadcast_to(scale, (rows, 1)))
-        shards.append(BoundShard(_codes_of(table, name, rows), part, binding.checkpoint))
+        codes, scales = (
+            _codes_of(table, name, rows),
+            scales_of(table.format, name, rows, table.columns),
+        )
+        shards.append(BoundShard(codes, scales, part, binding.checkpoint))
     return BoundTable(tuple(shards), tuple(beside))
 
 
@@ -115,6 +124,19 @@ def rows_within(parts: Sequence[Part], first: int, count: int) -> list[Part]:
         if begin < end:
             found.append(part.cut_rows(begin, end - begin))
         at += part.rows
+    return found
+
+
+def own_rows(shards: Sequence[BoundShard], first: int, count: int) -> list[Part]:
+    """Rows first … first + count − 1 of the table. Raises CheckpointError naming the tensor where a
+    scale of theirs is no number."""
+    found, at = [], 0
+    for shard in shards:
+        for part in rows_within([shard.part], first - at, count):
+            if shard.scales:
+                require_numbers(part, shard.scales)
+            found.append(part)
+        at += shard.part.rows
     return found
 
 

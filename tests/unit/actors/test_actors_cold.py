@@ -256,9 +256,14 @@ def test_what_fails_on_an_open_file_says_which_it_is(tmp_path, monkeypatch, call
 
     file = OsFolder(tmp_path).claim("rank0.slab")
     said = f"Input/output error: '{tmp_path}/rank0.slab'"
-    with pytest.raises(OSError, match=said), monkeypatch.context() as patch:
-        patch.setattr(os, call, fail)
-        work(file)
+
+    def failing():
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fail)
+            work(file)
+
+    with pytest.raises(OSError, match=said):
+        failing()
     file.close()
 
 

@@ -16,6 +16,7 @@ from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.checkpoint.formats import Format
 from dgpp.errors import CheckpointError
+from dgpp.models import sources
 from dgpp.models.sources import CheckedWeights, Linear, LoadedWeights
 from kernels_numba.cpu.backend import CpuBackend
 
@@ -204,7 +205,10 @@ def test_activation_scales_are_ignored(tmp_path: Path) -> None:
         bind(write_checkpoint(tmp_path, tensors), linear_of(case))
 
 
-def test_an_e8m0_scale_of_255_is_no_number(tmp_path: Path) -> None:
+def test_an_e8m0_scale_of_255_is_no_number_to_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "require_numbers", lambda *_: None)
     for case, suffix in (("mxfp4-u8", "weight_scale"), ("fp8-e8m0-32", "scale")):
         tensors, _ = tensors_of(case)
         dtype, shape, blob = tensors[f"{NAME}.{suffix}"]
@@ -218,3 +222,36 @@ def test_formats_have_names_of_their_own() -> None:
     known: dict[str, Format] = {}
     for stored, *_ in CASES.values():
         assert known.setdefault(stored.name, stored).form is stored.form
+
+
+NO_NUMBERS = {
+    "f32": [np.nan, np.inf, -np.inf],
+    "bf16": [0x7FC0, 0x7F80, 0xFF80],
+    "f16": [np.nan, np.inf, -np.inf],
+    "e4m3": [0x7F, 0xFF],
+    "e8m0": [0xFF],
+}
+LARGEST = {"f32": 3.4e38, "bf16": 0x7F7F, "f16": 65504, "e4m3": 0x7E, "e8m0": 0xFE}
+SCALED = [case for case in CASES if CASES[case].scale != "none"]
+
+
+@pytest.mark.parametrize("scaled", SCALED)
+def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path, scaled: str) -> None:
+    kind = CASES[scaled].scale
+    for place in (0, -1):
+        for value in [*NO_NUMBERS[kind], LARGEST[kind]]:
+            codes, scales = CASES[scaled].draw(np.random.default_rng(5))
+            scales.reshape(-1)[place] = value
+            with np.errstate(all="ignore"):
+                tensors, _ = tensors_of(scaled, (codes, scales))
+            write_checkpoint(tmp_path, tensors)
+            weights = LoadedWeights(Binding(Checkpoint(tmp_path)), CpuBackend(1, 1))
+            if value == LARGEST[kind]:
+                assert weights.matrix("", [linear_of(scaled)]) is not None
+                continue
+            with pytest.raises(CheckpointError) as found:
+                weights.matrix("", [linear_of(scaled)])
+            tensor, _, said = str(found.value).removeprefix("tensor ").partition(" ")
+            assert said == "holds a scale that is no number: NaN or infinite"
+            assert tensor in tensors
+            assert "scale" in tensor.removeprefix(NAME)

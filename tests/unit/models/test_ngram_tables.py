@@ -11,7 +11,7 @@ from model_fixtures import write_checkpoint
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
-from dgpp.checkpoint.formats import FP8_TENSOR
+from dgpp.checkpoint.formats import FP8_TENSOR, MXFP8
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.account import Account
 from dgpp.models.layers.ngram import NgramRows, NgramShape
@@ -44,14 +44,16 @@ def table_of(shard: Shard = ALONE, **changes) -> Table:
     return Table(**{**fields, **changes})
 
 
-def write(directory: Path, prefix: str = "layers.1.ple", without: Sequence[str] = ()) -> Checkpoint:
+def write(
+    directory: Path, prefix: str = "layers.1.ple", without: Sequence[str] = (), scale: int = 0x3F00
+) -> Checkpoint:
     each = ROWS // SHARDS
     tensors = {
         f"{prefix}.rows.shard_{s}.weight": ("F8_E4M3", CODES[s * each : (s + 1) * each])
         for s in range(SHARDS)
     }
-    # bf16 of 0.5.
-    tensors[f"{prefix}.rows.scale"] = ("BF16", np.array([0x3F00], np.uint16))
+    # 0x3F00 is 0.5 in bf16.
+    tensors[f"{prefix}.rows.scale"] = ("BF16", np.array([scale], np.uint16))
     tensors[f"{prefix}.primes"] = ("I64", np.array(HOW.primes, np.int64))
     for name in [name for name in tensors if any(part in name for part in without)]:
         del tensors[name]
@@ -174,3 +176,26 @@ def test_checking_reads_nothing_and_names_what_is_wrong(tmp_path: Path) -> None:
     NgramRows(CheckedWeights(Binding(checkpoint)), table_of(), SHAPE)
     with pytest.raises(CheckpointError, match=r"shard_0.weight has shape \[10, 16\], not"):
         NgramRows(CheckedWeights(Binding(checkpoint)), table_of(columns=8), SHAPE)
+
+
+def test_a_tables_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path, scale=0x7FC0)
+    with pytest.raises(CheckpointError, match=r"tensor layers.1.ple.rows.scale is nan, not a"):
+        bind(checkpoint, table_of())
+
+
+@pytest.mark.parametrize("row", [3, 25])
+def test_a_scale_of_a_row_that_this_rank_keeps_is_named(tmp_path: Path, row: int) -> None:
+    scales = np.full((ROWS, 1), 127, np.uint8)
+    scales[row] = 255
+    codes = np.zeros((ROWS, 32), np.uint8)
+    arrays = {"t.rows.weight": ("F8_E4M3", codes), "t.rows.scale": ("F8_E8M0", scales)}
+    checkpoint = write_checkpoint(tmp_path, arrays)
+    for first, count in ((0, 20), (20, 20)):
+        table = Table(("t",), "rows", ROWS, 32, MXFP8, held=(first, count))
+        weights = LoadedWeights(Binding(checkpoint), CpuBackend(1, 1))
+        if row not in range(first, first + count):
+            assert weights.table("", table) is not None
+            continue
+        with pytest.raises(CheckpointError, match=r"tensor t.rows.scale holds a scale that is no"):
+            weights.table("", table)
