@@ -27,7 +27,7 @@ def _line(share: "Share", what: str) -> None:
 def _print(found: "Inspection") -> None:
     typer.echo(f"{found.family} ({found.model_type}) in {found.directory}")
     typer.echo(f"{found.tensors} tensors in {found.files} files, {_size(found.bytes)}")
-    typer.echo("target:")
+    typer.echo(f"{found.kind}:")
     for share in found.formats:
         _line(share, "matrices")
     _line(found.vectors, "vectors")

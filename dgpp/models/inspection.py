@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy.typing as npt
@@ -13,10 +13,14 @@ import numpy.typing as npt
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.errors import ConfigError
+from dgpp.models.dflash2.config import is_drafter
+from dgpp.models.dflash2.config import parse as parse_drafter
+from dgpp.models.dflash2.model import DFlash2
+from dgpp.models.dflash2.plan import drafter_bytes
 from dgpp.models.plan import MemorySettings, plan_memory
 from dgpp.models.registry import family_of
 from dgpp.models.sources import CheckedWeights, Linear, WeightSource
-from dgpp.models.table_binding import bind_constants, bind_table, holds_table
+from dgpp.models.table_binding import bind_constants, bind_table, holds_some
 from dgpp.models.tables import Table
 from kernels_numba.backend import Matrix
 
@@ -43,7 +47,8 @@ class RankShare(msgspec.Struct, frozen=True):
 
 class Inspection(msgspec.Struct, frozen=True):
     """`formats` are those of the matrices, the largest first; `ignored` tensors are grouped by
-    their names with numbers left out; `notes` say what is elsewhere."""
+    their names with numbers left out; `notes` say what is elsewhere. `kind`: a model to be served
+    is a target."""
 
     directory: str
     family: str
@@ -57,6 +62,7 @@ class Inspection(msgspec.Struct, frozen=True):
     ignored: tuple[Share, ...]
     ranks: tuple[RankShare, ...]
     notes: tuple[str, ...] = ()
+    kind: Literal["target", "drafter"] = "target"
 
 
 class _Tally(CheckedWeights):
@@ -80,7 +86,7 @@ class _Tally(CheckedWeights):
         return values
 
     def table(self, item: str, table: Table) -> Any:
-        if not holds_table(self._binding, table):
+        if not holds_some(self._binding, table):
             self.vectors += _counted(bind_constants(self._binding, table))
             self.notes.append(
                 f"its table of {table.rows} rows is in another checkpoint, which "
@@ -115,20 +121,20 @@ def _share(name: str, counts: Counter[str]) -> Share:
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     """Raises CheckpointError naming the first tensor or field that the family does not know."""
-    family = family_of(checkpoint.config)
+    drafter = is_drafter(checkpoint.config)
     binding = Binding(checkpoint)
     tally = _Tally(binding)
-    family.build(family.settle(checkpoint.config), tally, drafts=False)
+    name = _bind_drafter(checkpoint, tally) if drafter else _bind_target(checkpoint, tally)
     binding.finish()
     sizes = {name: checkpoint.bytes_of(name) for name in checkpoint.names}
     formats = [_share(name, counts) for name, counts in tally.formats.items()]
     ignored: dict[str, Counter[str]] = {}
-    for name in binding.ignored:
-        counts = ignored.setdefault(re.sub(r"\d+", "N", name), Counter())
-        counts += Counter(parts=1, tensors=1, bytes=sizes[name])
+    for unused in binding.ignored:
+        counts = ignored.setdefault(re.sub(r"\d+", "N", unused), Counter())
+        counts += Counter(parts=1, tensors=1, bytes=sizes[unused])
     return Inspection(
         directory=str(checkpoint.directory),
-        family=family.name,
+        family=name,
         model_type=str(checkpoint.config["model_type"]),
         files=len(checkpoint.files),
         tensors=len(sizes),
@@ -139,11 +145,33 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         ignored=tuple(_share(name, counts) for name, counts in sorted(ignored.items())),
         ranks=tuple(_rank(checkpoint, world) for world in WORLDS),
         notes=tuple(tally.notes),
+        kind="drafter" if drafter else "target",
     )
+
+
+def _bind_target(checkpoint: Checkpoint, tally: _Tally) -> str:
+    """Its family."""
+    family = family_of(checkpoint.config)
+    family.build(family.settle(checkpoint.config), tally, drafts=False)
+    return family.name
+
+
+def _bind_drafter(checkpoint: Checkpoint, tally: _Tally) -> str:
+    """What drafts so."""
+    config = parse_drafter(checkpoint.config)
+    DFlash2(config, tally)
+    block = config.dflash_config.block_size
+    tally.notes.append(
+        f"drafts blocks of {block} tokens for a model of {config.num_target_layers} layers and "
+        f"{config.hidden_size} values a token, beside which engine.dflash_model names it"
+    )
+    return "dflash2"
 
 
 def _rank(checkpoint: Checkpoint, world: int) -> RankShare:
     try:
+        if is_drafter(checkpoint.config):
+            return RankShare(world, drafter_bytes(checkpoint.config, world), 0)
         alone, drafting = (
             plan_memory(checkpoint.config, MemorySettings(drafts=drafts), world).weight_bytes
             for drafts in (False, True)

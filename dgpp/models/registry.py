@@ -13,6 +13,7 @@ from dgpp.errors import CheckpointError
 from dgpp.models.deepseek.config import exact
 from dgpp.models.deepseek_v4 import config as v4_config
 from dgpp.models.deepseek_v41 import config as v41_config
+from dgpp.models.dflash2.config import is_drafter
 from dgpp.models.forms import AS_STORED, BARE, FamilyForms, ModelForms
 from dgpp.models.glm4_moe import config as glm4_moe_config
 from dgpp.models.glm5_next import config as glm5_next_config
@@ -228,6 +229,9 @@ FAMILIES = {
 
 def family_of(config: dict[str, Any]) -> Family:
     """The family of a parsed config.json. Raises CheckpointError naming its model_type."""
+    if is_drafter(config):
+        message = "config.json: a DFlash2 drafter: engine.dflash_model names it, beside its target"
+        raise CheckpointError(message)
     kind = config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:

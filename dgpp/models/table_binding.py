@@ -54,6 +54,19 @@ def holds_table(binding: Binding, table: Table) -> bool:
     )
 
 
+def holds_some(binding: Binding, table: Table) -> bool:
+    """Whether the checkpoint has any tensor of the table's rows, so that it is to have them all."""
+    return any(
+        binding.has(tensor.name_of(name))
+        for prefix in table.prefixes
+        for name, rows in table.stacked(prefix)
+        for tensor in table.format.tensors(rows, table.columns)
+    ) or any(
+        bool(table.scale) and binding.has(f"{prefix}.{table.matrix}.{table.scale}")
+        for prefix in table.prefixes
+    )
+
+
 def _prefix_in(binding: Binding, table: Table) -> str:
     """Which of the table's names the checkpoint uses; the first where it has nothing of it."""
     for prefix in table.prefixes:

@@ -21,6 +21,14 @@ from dgpp.models.sources import PlannedWeights
 from dgpp.state.declaration import CPU_CACHE, CUDA_CACHE
 
 
+def drafter_bytes(drafter: dict[str, Any], world: int) -> int:
+    """Bytes of the weights that a rank holds of the drafter of config.json `drafter`. Raises
+    ConfigError where `world` does not divide its sizes."""
+    source = PlannedWeights(Shard(0, world))
+    DFlash2(parse(drafter), source)
+    return sum(source.items.values())
+
+
 def with_drafter(
     plan: MemoryPlan,
     target: dict[str, Any],

@@ -11,6 +11,7 @@ import pytest
 from dgpp.cli.main import main
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "glm-4.7-nvfp4"
+DRAFTER = FIXTURE.parent / "qwen3.8-27b-dflash2"
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,30 @@ def test_inspect_prints_what_a_person_reads(capsys) -> None:
     assert lines[0] == f"glm-4.7 (glm4_moe) in {FIXTURE}"
     assert any("NVFP4 (modelopt)" in line for line in lines)
     assert any("model.layers.N.self_attn.k_proj.k_scale" in line for line in lines)
+
+
+def test_inspect_knows_a_drafter(capsys) -> None:
+    assert main(["inspect", str(DRAFTER), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["family"], found["model_type"]) == ("drafter", "dflash2", "qwen3")
+    groups = [*found["formats"], found["vectors"], found["draft"], *found["ignored"]]
+    assert sum(group["tensors"] for group in groups) == found["tensors"]
+    assert sum(group["bytes"] for group in groups) == found["bytes"]
+    # All of it in memory: bf16 matrices as they are, vectors in float32, nothing shared.
+    vectors = found["vectors"]["bytes"]
+    assert found["ranks"][0]["bytes"] == found["bytes"] + vectors
+    assert main(["inspect", str(DRAFTER)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"dflash2 (qwen3) in {DRAFTER}\n")
+    assert "\ndrafter:\n" in out
+    assert "drafts blocks of 8 tokens for a model of 8 layers and 64 values a token" in out
+
+
+def test_a_drafter_is_no_model_to_be_served(capsys, tmp_path: Path) -> None:
+    deployment = tmp_path / "there.json"
+    deployment.write_text(json.dumps({"model": str(DRAFTER)}))
+    assert main(["plan", str(deployment), "--room", "3"]) == 1
+    assert "a DFlash2 drafter: engine.dflash_model names it" in capsys.readouterr().err
 
 
 def test_inspect_names_what_does_not_fit(capsys, tmp_path: Path) -> None:

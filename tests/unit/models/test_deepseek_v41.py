@@ -214,6 +214,7 @@ def test_every_tensor_is_bound(fixture: Path) -> None:
     [
         (1, "layers.0.attn.wo_a.scale"),
         (1, "layers.1.engram.embed.scale"),
+        (1, "layers.1.engram.embed.weight"),
         (1, "layers.1.engram.k_weight"),
         (1, "layers.2.attn.compressor.wgate.weight"),
         (1, "layers.4.attn.indexer.wk.weight"),
@@ -232,6 +233,9 @@ def test_a_missing_tensor_is_named(fixture: Path, tmp_path: Path, shard: int, na
     (tmp_path / "config.json").write_text((fixture / "config.json").read_text())
     with pytest.raises(CheckpointError, match=f"tensor {name} is missing"):
         bind(tmp_path)
+    # Whoever reads the checkpoint says the same of it.
+    with pytest.raises(CheckpointError, match=f"tensor {name} is missing"):
+        inspect_checkpoint(Checkpoint(tmp_path))
 
 
 def test_an_inspection_accounts_for_every_tensor(fixture: Path) -> None:

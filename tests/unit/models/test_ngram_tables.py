@@ -18,7 +18,7 @@ from dgpp.models.layers.ngram import NgramRows, NgramShape
 from dgpp.models.layers.workspace import Workspace, WorkspaceShape
 from dgpp.models.shard import ALONE, Shard
 from dgpp.models.sources import CheckedWeights, LoadedWeights, PlannedWeights
-from dgpp.models.table_binding import bind_table, rows_within
+from dgpp.models.table_binding import bind_table, holds_some, rows_within
 from dgpp.models.tables import Table, Tables
 from kernels_numba.cpu.backend import CpuBackend
 from kernels_numba.tables import NgramHash
@@ -176,6 +176,18 @@ def test_checking_reads_nothing_and_names_what_is_wrong(tmp_path: Path) -> None:
     NgramRows(CheckedWeights(Binding(checkpoint)), table_of(), SHAPE)
     with pytest.raises(CheckpointError, match=r"shard_0.weight has shape \[10, 16\], not"):
         NgramRows(CheckedWeights(Binding(checkpoint)), table_of(columns=8), SHAPE)
+
+
+def test_a_table_of_which_anything_is_there_is_not_elsewhere(tmp_path: Path) -> None:
+    def some(name: str, *without: str) -> bool:
+        return holds_some(Binding(write(tmp_path / name, without=without)), table_of())
+
+    codes = [f"shard_{s}" for s in range(SHARDS)]
+    assert some("whole")
+    assert some("codes", "scale")
+    assert some("scale", *codes)
+    assert some("end", *codes[:-1], "scale")
+    assert not some("none", *codes, "scale")
 
 
 def test_a_tables_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
