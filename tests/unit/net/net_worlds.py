@@ -12,7 +12,7 @@ from dgpp.net.shm import ShmCollective
 from dgpp.net.slab import create_slab
 from dgpp.net.watch import Limits
 
-QUICK = Limits(silent_s=1.0, late_s=60.0)
+PATIENT = Limits(silent_s=30.0, late_s=60.0)
 SLOT = 4096
 
 
@@ -20,7 +20,7 @@ class World:
     """`run` calls a function on every rank at once and returns their results in rank order."""
 
     def __init__(self, world: int, **options: Any) -> None:
-        options = {"slot_bytes": SLOT, "serving": QUICK} | options
+        options = {"slot_bytes": SLOT, "serving": PATIENT} | options
         self.fd = create_slab(world, options["slot_bytes"])
         self.ranks = [ShmCollective(self.fd, rank, world, **options) for rank in range(world)]
         self.pool = ThreadPoolExecutor(world)

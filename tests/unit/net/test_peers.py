@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 
 import pytest
 from net_worlds import SLOT, world_of
@@ -26,6 +27,28 @@ from dgpp.net.watch import LOOK_S, Limits, Patience
 
 TOY = Path(__file__).with_name("toy_rank.py")
 ROOT = Path(__file__).parents[3]
+
+
+class Looks:
+    """Counts looks as ranks do, so that a machine under load, on which all looks take longer, has
+    as many of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            self.count += 1
 
 
 class Processes:
@@ -71,17 +94,17 @@ def test_a_dead_or_stopped_rank_is_named_by_all_others_in_time() -> None:
             scope.callback(worlds[fault].close)
         for world in worlds.values():
             world.wait()
-        began = time.monotonic()
-        for fault, world in worlds.items():
-            world.ranks[1].send_signal(fault)
+        with Looks() as looks:
+            for fault, world in worlds.items():
+                world.ranks[1].send_signal(fault)
+            for world in worlds.values():
+                for rank in (0, 2):
+                    said = world.line(world.ranks[rank])
+                    assert "rank 1" in said
+                    assert said.startswith(("PeerSilentError", "PeerLeftError"))
+        assert looks.count * LOOK_S < 3.0
         for world in worlds.values():
-            for rank in (0, 2):
-                said = world.line(world.ranks[rank])
-                assert "rank 1" in said
-                assert said.startswith(("PeerSilentError", "PeerLeftError"))
-        assert time.monotonic() - began < 3.0
-        for world in worlds.values():
-            assert [world.ranks[rank].wait(5) for rank in (0, 2)] == [2, 2]
+            assert [world.ranks[rank].wait(60) for rank in (0, 2)] == [2, 2]
 
 
 def test_a_rank_that_never_comes_is_named() -> None:
@@ -132,7 +155,7 @@ def test_a_world_of_another_shape_in_a_slab_of_the_same_size_is_refused() -> Non
 
 
 def test_a_rank_that_lives_and_does_not_come_is_named_as_late() -> None:
-    with world_of(2, serving=Limits(silent_s=5.0, late_s=0.3)) as world:
+    with world_of(2, serving=Limits(silent_s=60.0, late_s=0.3)) as world:
         with pytest.raises(PeerLateError, match=r"rank 1 .* did not come to a barrier \(number 2"):
             world.ranks[0].barrier()
         world.ranks[1].barrier()
