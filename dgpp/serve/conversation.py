@@ -8,12 +8,12 @@ from typing import Any
 from dgpp.serve import limits
 from dgpp.serve.errors import ApiError, invalid
 from dgpp.serve.fields import Fields
-from dgpp.serve.jsonsafe import parse_object
+from dgpp.serve.jsonsafe import parse_object, shorten
 from dgpp.text.messages import Message, ToolCall
 
 _ROLES = ("developer", "system", "user", "assistant", "tool")
 _THINKING = ("thinking", "redacted_thinking")
-_MEDIA = ("image_url", "file", "input_audio", "video_url", "image", "document")
+_KNOWN = ("text", "refusal", *_THINKING)
 
 
 def parse_messages(fields: Fields) -> tuple[Message, ...]:
@@ -91,10 +91,10 @@ def _content(fields: Fields, role: str) -> tuple[str | None, str | None]:
 
 def _wrong_part(part: Fields, kind: str, role: str) -> ApiError:
     at = part.path("type")
-    if kind in _MEDIA and not (kind == "file" and role != "user"):
-        message = f"{at}: {kind} parts are not supported"
-        return invalid(message, at, "unsupported_content_type")
-    return invalid(f"{at} is not a content type for the role {role}", at)
+    if kind in _KNOWN or (kind == "file" and role != "user"):
+        return invalid(f"{at}: {kind} is not a content type for the role {role}", at)
+    message = f"{at}: {shorten(kind)} parts are not supported"
+    return invalid(message, at, "unsupported_content_type")
 
 
 def _tool_calls(fields: Fields) -> tuple[ToolCall, ...]:

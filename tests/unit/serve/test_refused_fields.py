@@ -129,6 +129,55 @@ def test_a_refusal_names_what_was_sent(model, codec, grammars, kind, fields, par
         assert "the limit is 4096 (the model's own context)" in refused.message
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+USE = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+REFERENCE = {"type": "tool_reference", "tool_name": "f"}
+PARTS: list[tuple[Kind, dict[str, Any], str]] = [
+    (
+        "chat",
+        {"messages": [*USER, {"role": "assistant", "tool_calls": [CALL]},
+                      {"role": "tool", "tool_call_id": "c", "content": [REFERENCE]}]},
+        "messages[2].content[0].type",
+    ),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": [REFERENCE]}]},
+        "messages[0].content[0].type",
+    ),
+    (
+        "messages",
+        {"max_tokens": 9, "messages": [
+            *USER, {"role": "assistant", "content": [USE]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "c", "content": [REFERENCE]}]}]},
+        "messages[2].content[0].content[0].type",
+    ),
+    (
+        "messages",
+        {"max_tokens": 9, "messages": [{"role": "user", "content": [REFERENCE]}]},
+        "messages[0].content[0].type",
+    ),
+    (
+        "responses",
+        {"input": [{"type": "function_call_output", "call_id": "c", "output": [REFERENCE]}]},
+        "input[0].output[0].type",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "fields", "param"), PARTS)
+def test_a_part_that_only_some_templates_know_is_refused_by_name(model, kind, fields, param):
+    """GLM's template would show the tool that `tool_reference` names."""
+    body = {"model": "org/name", **fields}
+    with pytest.raises(ApiError) as caught:
+        FRONTS[kind].parse(json.dumps(body).encode(), "id", model)
+    refused = caught.value
+    assert (refused.status, refused.param) == (400, param)
+    assert refused.code == "unsupported_content_type"
+    assert refused.message.startswith(f"{param}: tool_reference ")
+    assert stands(body, param)
+
+
 @pytest.mark.parametrize(
     ("ceiling", "pool", "key", "told"),
     [
