@@ -67,15 +67,18 @@ def expected(field: Field) -> str:
 
 
 class Reader:
-    """Reads sections of one source; every failure is a ConfigError that begins with `where`."""
+    """Reads sections of one source; every failure is a ConfigError that begins with `where`, or
+    with what `elsewhere` has for its path or the first part of that."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, elsewhere: Mapping[str, str] | None = None) -> None:
         self._where = where
+        self._elsewhere = elsewhere or {}
 
     def fail(self, path: str, problem: str) -> NoReturn:
         """Raise "`where`: `path`: `problem`"; whatever stands in a path is printed as ASCII."""
         name = path if path.isascii() and path.isprintable() else shown(path)
-        raise ConfigError(f"{self._where}: {name}: {problem}")
+        where = self._elsewhere.get(path) or self._elsewhere.get(path.partition(".")[0])
+        raise ConfigError(f"{where or self._where}: {name}: {problem}")
 
     def section(self, kind: type[S], raw: object, path: str = "") -> S:
         """A settings Struct from a JSON object: no unknown key, no missing one, all in range."""

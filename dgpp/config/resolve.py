@@ -12,7 +12,7 @@ from dgpp.config.constraints import check_constraints
 from dgpp.config.document import Override, overlay, parse_document
 from dgpp.config.key import Field, fields
 from dgpp.config.settings import Settings
-from dgpp.config.site import NODE_KEYS, SiteSettings, load_site
+from dgpp.config.site import NODE_KEYS, SiteSettings, load_told, settings_of
 from dgpp.errors import ConfigError
 
 _SITE_ONLY = {
@@ -26,6 +26,15 @@ _SITE_ONLY = {
     "paths.release_dir": "DGPP_RELEASE_DIR",
 }
 """What only a resolved file (one with `nodes`) may hold, and the site key to use instead."""
+
+_FILLED = {
+    "http.bind_host": "DGPP_HTTP_BIND",
+    "http.port": "DGPP_HTTP_PORT",
+    **{path: _SITE_ONLY[path] for path in _SITE_ONLY if path.startswith("paths.")},
+    "ports.fabric": "DGPP_FABRIC_PORT",
+    "ports.journal": "DGPP_JOURNAL_PORT",
+}
+"""What the site's keys say where a file is silent."""
 
 
 def _at(document: Mapping[str, Any], path: str) -> Any:
@@ -57,13 +66,9 @@ def _fill(document: dict[str, Any], path: str, value: Any, *, force: bool = Fals
 
 def _with_site(document: dict[str, Any], site: SiteSettings) -> None:
     """Site values where the file is silent; a deployment file's resident cache gives way too."""
-    _fill(document, "http.bind_host", site.DGPP_HTTP_BIND)
-    _fill(document, "http.port", _at(document, "ports.http") or site.DGPP_HTTP_PORT)
-    _fill(document, "ports.fabric", site.DGPP_FABRIC_PORT)
-    _fill(document, "ports.journal", site.DGPP_JOURNAL_PORT)
-    _fill(document, "paths.log_dir", site.DGPP_LOG_DIR)
-    _fill(document, "paths.stage_dir", site.DGPP_STAGE_DIR)
-    _fill(document, "paths.release_dir", site.DGPP_RELEASE_DIR)
+    _fill(document, "http.port", _at(document, "ports.http"))
+    for path, key in _FILLED.items():
+        _fill(document, path, getattr(site, key))
     _fill(
         document,
         "paths.resident_cache",
@@ -74,12 +79,27 @@ def _with_site(document: dict[str, Any], site: SiteSettings) -> None:
         document.setdefault("ssh_user", site.DGPP_SSH_USER)
 
 
-def _nodes(settings: Settings, site: SiteSettings, reader: Reader) -> tuple[str, ...]:
-    world = settings.world_size
-    if not site.DGPP_NODES:
+def _filled(
+    document: Mapping[str, Any], told: Mapping[str, str], overrides: Sequence[Override]
+) -> dict[str, str]:
+    """What errors in the keys begin with that the site says, and neither file nor flags."""
+    given = {override.path for override in overrides}
+    if _at(document, "ports.http") is not None:
+        given.add("http.port")
+    return {
+        path: f"{settings_of(told[key])}: {key}"
+        for path, key in _FILLED.items()
+        if key in told and path not in given and _at(document, path) is None
+    }
+
+
+def _nodes(settings: Settings, site: SiteSettings, reader: Reader, source: str) -> tuple[str, ...]:
+    world, count = settings.world_size, len(site.DGPP_NODES)
+    if not count:
         return ("localhost",) * world
-    if len(site.DGPP_NODES) < world:
-        reader.fail("world_size", f"{world} ranks, but DGPP_NODES has {len(site.DGPP_NODES)} nodes")
+    if count < world:
+        nodes = "1 node" if count == 1 else f"{count} nodes"
+        reader.fail("world_size", f"{world} ranks, but DGPP_NODES{source} has {nodes}")
     return site.DGPP_NODES[:world]
 
 
@@ -106,19 +126,23 @@ def resolve(
     *,
     site: SiteSettings,
     overrides: Sequence[Override] = (),
+    told: Mapping[str, str] | None = None,
 ) -> Settings:
     """One Settings: overrides over the file over the site over the defaults.
 
-    `document` is a deployment file (world_size) or a resolved one (nodes). Raises ConfigError
-    "cluster config `source`: KEY: ...".
+    `document` is a deployment file (world_size) or a resolved one (nodes); `told` names what says
+    each key of the site. Raises ConfigError "cluster config `source`: KEY: ...", where the site
+    says it "site settings ...".
     """
-    reader = Reader(f"cluster config {source}")
+    told = told or {}
+    reader = Reader(f"cluster config {source}", _filled(document, told, overrides))
     reader.section(Settings, document)
     _check_form(document, reader)
     for override in overrides:
         if override.path == "ports.http":
             Reader(override.origin).fail("ports.http", "follows http.port, set that one")
-    settings = _settle(document, reader, site, overrides)
+    nodes_from = f" ({told['DGPP_NODES']})" if "DGPP_NODES" in told else ""
+    settings = _settle(document, reader, site, overrides, nodes_from)
     check_constraints(settings, reader)
     return settings
 
@@ -142,6 +166,7 @@ def _settle(
     reader: Reader,
     site: SiteSettings,
     overrides: Sequence[Override],
+    nodes_from: str = "",
 ) -> Settings:
     resolved_form = "nodes" in document
     merged = overlay(document, ())
@@ -153,7 +178,9 @@ def _settle(
             reader.fail("world_size", f"is {settings.world_size} for {len(settings.nodes)} nodes")
         settings = msgspec.structs.replace(settings, world_size=len(settings.nodes))
     else:
-        settings = msgspec.structs.replace(settings, nodes=_nodes(settings, site, reader))
+        settings = msgspec.structs.replace(
+            settings, nodes=_nodes(settings, site, reader, nodes_from)
+        )
     if not resolved_form and not settings.node_env:
         settings = msgspec.structs.replace(settings, node_env=_node_env(settings.nodes, site))
     ports = msgspec.structs.replace(settings.ports, http=settings.http.port)
@@ -172,9 +199,9 @@ def load(
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cluster config {path}: cannot be read: {error.strerror}") from None
-    site = load_site(environ, directories)
+    site, told = load_told(environ, directories)
     document = parse_document(data, str(path))
-    return resolve(document, str(path), site=site, overrides=overrides)
+    return resolve(document, str(path), site=site, overrides=overrides, told=told)
 
 
 def to_document(settings: Settings) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,8 @@ from dgpp.errors import ConfigError
 
 _PORT = (1, 65_535)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+ENVIRONMENT = "environment"
+"""The source of exported variables."""
 
 NODE_KEYS = (
     "DGPP_ROCE_DEVICES",
@@ -161,12 +163,15 @@ def _typed(field: Field, text: str) -> Any:
             return text
 
 
-def parse_site(values: Mapping[str, str], source: str) -> SiteSettings:
+def parse_site(
+    values: Mapping[str, str], source: str, exported: Iterable[str] = ()
+) -> SiteSettings:
     """Site settings from raw values; keys outside the allow-list are ignored.
 
-    Raises ConfigError "site settings `source`: KEY: ...".
+    Raises ConfigError "site settings `source`: KEY: ...", for a key that is `exported` of the
+    environment.
     """
-    reader = Reader(f"site settings {source}")
+    reader = Reader(settings_of(source), dict.fromkeys(exported, settings_of(ENVIRONMENT)))
     table = fields(SiteSettings)
     raw = {
         name: _typed(field, values[name].strip())
@@ -227,8 +232,20 @@ def find_env_file(environ: Mapping[str, str], directories: tuple[Path, ...]) -> 
     return next((d / ".env" for d in directories if (d / ".env").is_file()), None)
 
 
+def settings_of(source: str) -> str:
+    """What errors in the site's settings begin with."""
+    return f"site settings {source}"
+
+
 def load_site(environ: Mapping[str, str], directories: tuple[Path, ...]) -> SiteSettings:
     """Site settings of this machine; exported variables win over the file."""
+    return load_told(environ, directories)[0]
+
+
+def load_told(
+    environ: Mapping[str, str], directories: tuple[Path, ...]
+) -> tuple[SiteSettings, dict[str, str]]:
+    """The same, and which file says each key that is told, ENVIRONMENT where none does."""
     path = find_env_file(environ, directories)
     values: dict[str, str] = {}
     if path is not None:
@@ -237,4 +254,7 @@ def load_site(environ: Mapping[str, str], directories: tuple[Path, ...]) -> Site
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"site settings {path}: cannot be read: {error}") from None
     exported = {name: environ[name] for name in fields(SiteSettings) if name in environ}
-    return parse_site(values | exported, str(path) if path else "environment")
+    source = str(path) if path else ENVIRONMENT
+    site = parse_site(values | exported, source, exported)
+    told = dict.fromkeys(values, source) | dict.fromkeys(exported, ENVIRONMENT)
+    return site, {key: told[key] for key, text in (values | exported).items() if text.strip()}
