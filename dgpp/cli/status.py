@@ -30,7 +30,7 @@ def status(
 ) -> int:
     """Say which ranks of a deployment run.
 
-    Exit status: 0 all ranks run, 3 not all do, 1 a node could not be asked.
+    Exit status: 0 all ranks run, 3 not all do, 1 of one it is not known.
     """
     if every:
         return _all(as_json=as_json)
@@ -48,14 +48,17 @@ def status(
             name = f"rank {rank.rank} at {rank.host}"
             typer.echo(rank.words if rank.error else f"{name}: {rank.words}")
     states = {rank.state for rank in found}
-    if None in states:
+    if not states.isdisjoint({None, State.UNREADABLE}):
         return 1
     return 0 if states == {State.RUNNING} else NOT_RUNNING
 
 
 def _all(*, as_json: bool) -> int:
     listed = answer(List(load_site_alone().paths.log_dir, 0)).deployments
-    found = {name: of_record(0, "localhost", state, record) for name, state, record in listed}
+    found = {
+        name: msgspec.structs.replace(of_record(0, "localhost", state, record), error=unknown)
+        for name, state, record, unknown in listed
+    }
     if as_json:
         _print_json({"deployments": found})
         return 0

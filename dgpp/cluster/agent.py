@@ -17,6 +17,7 @@ from typing import IO
 import msgspec
 
 from dgpp.checkpoint.receive import adopt, drop, look, open_staging
+from dgpp.cluster.errors import RecordError
 from dgpp.cluster.launch import clear, reap, start
 from dgpp.cluster.messages import (
     BLOCK_BYTES,
@@ -37,7 +38,7 @@ from dgpp.cluster.messages import (
     Survey,
 )
 from dgpp.cluster.place import DEPLOYMENTS
-from dgpp.cluster.record import State, read_record, send, state_of
+from dgpp.cluster.record import ProcessRecord, State, read_record, send, state_of
 from dgpp.config.version import version
 from dgpp.errors import DgppError
 
@@ -137,9 +138,17 @@ def _copy(request: Hold | Adopt | Drop) -> Answer:
             return _answer(done=True)
 
 
+def _known(file: Path) -> tuple[State, ProcessRecord | None, str]:
+    """How the rank is that the record `file` names, and why nothing is known of it."""
+    try:
+        record = read_record(file)
+    except RecordError as error:
+        return State.UNREADABLE, None, str(error)
+    return state_of(record), record, ""
+
+
 def _look(request: Look) -> Answer:
     reap()
-    record = read_record(request.place.record(request.rank))
     file = request.place.log(request.rank)
     text, offset = b"", max(0, request.offset)
     if file.exists():
@@ -150,9 +159,11 @@ def _look(request: Look) -> Answer:
             log.seek(offset)
             text = log.read(TAIL_BYTES)
     # After the log, so that an end is never seen before what was said at it.
+    state, record, unknown = _known(request.place.record(request.rank))
     return _answer(
-        state=state_of(record),
+        state=state,
         record=record,
+        unknown=unknown,
         text=text.decode(errors="replace"),
         offset=offset + len(text),
     )
@@ -197,7 +208,7 @@ def _list(request: List) -> Answer:
     folder = Path(request.log_dir).expanduser() / DEPLOYMENTS
     found = []
     for place in sorted(folder.iterdir()) if folder.is_dir() else []:
-        record = read_record(place / f"rank{request.rank}.json")
-        if record is not None:
-            found.append((place.name, state_of(record), record))
+        state, record, unknown = _known(place / f"rank{request.rank}.json")
+        if state is not State.ABSENT:
+            found.append((place.name, state, record, unknown))
     return _answer(deployments=tuple(found))

@@ -15,8 +15,9 @@ LAST_BYTES = 4096
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one rank. `state` is empty and `error` says why where its node could not be asked;
-    `last` is the last line of its log, `started` a time, both empty where there is none."""
+    """Of one rank. `error` says why nothing is known of it; `state` is empty where its node could
+    not be asked. `last` is the last line of its log, `started` a time, empty where there is none.
+    """
 
     rank: int
     host: str
@@ -31,7 +32,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """The same for people."""
-        if self.state is None:
+        if self.state is None or self.error:
             return self.error
         if not self.pid:
             return self.state.value
@@ -54,6 +55,9 @@ def _condition(node: Node, answer: Answer | ClusterError) -> Condition:
         return Condition(rank=node.rank, host=node.host, error=str(answer))
     lines = answer.text.strip().splitlines()
     last = lines[-1] if lines else ""
+    if answer.unknown:
+        error = f"{node.name}: {answer.unknown}"
+        return Condition(rank=node.rank, host=node.host, state=answer.state, error=error, last=last)
     return of_record(node.rank, node.host, answer.state, answer.record, last)
 
 

@@ -84,8 +84,9 @@ def kill_ranks(deployment: Deployment, say: Say) -> bool:
 
 
 class Ending:
-    """The end of one deployment's ranks. A node that cannot be asked is `lost`: it is named once
-    and asked no more, and the others' end goes on. After a signal no more is asked."""
+    """The end of one deployment's ranks. A node that cannot be asked, or does not know its rank, is
+    `lost`: it is named once and asked no more, and the others' end goes on. After a signal nobody
+    is asked any more."""
 
     def __init__(self, deployment: Deployment, say: Say, interruption: Interruption) -> None:
         self._deployment = deployment
@@ -107,6 +108,9 @@ class Ending:
         for node, answer in try_all(self._left(nodes), asked):
             if isinstance(answer, ClusterError):
                 self._lose(node, answer)
+            elif answer.unknown:
+                self.lost.add(node.rank)
+                self._say(f"{node.name}: {answer.unknown}")
             elif answer.state is State.RUNNING:
                 found.append(node)
         return found

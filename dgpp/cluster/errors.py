@@ -25,6 +25,10 @@ class StartError(ClusterError):
     """A rank did not come up; nothing was left running."""
 
 
+class RecordError(ClusterError):
+    """What is remembered of a rank's process cannot be read."""
+
+
 class TransferError(ClusterError):
     """Files could not be sent to a node; what came is kept, and the next try goes on from there."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dgpp.checkpoint.demo import DEMO_MODEL
 from dgpp.checkpoint.model_files import find_model
+from dgpp.cluster.errors import RecordError
 from dgpp.cluster.messages import Examine, Finding
 from dgpp.cluster.record import State, read_record, state_of
 from dgpp.engine.backends import choose_backend
@@ -35,11 +36,7 @@ def examine(request: Examine) -> Iterator[Finding]:
     yield _model(request.model, request.hub)
     yield _backend(request.backend)
     yield _locked_memory()
-    record = read_record(request.place.record(request.rank))
-    if record is not None and state_of(record) is State.RUNNING:
-        yield Finding("ok", f"its rank runs (process {record.pid}), so its ports are taken")
-    else:
-        yield from map(_port, request.listens)
+    yield from _ports(request)
     if request.rdma:
         yield from _rdma(request)
 
@@ -85,6 +82,18 @@ def _locked_memory() -> Finding:
     if hard == resource.RLIM_INFINITY:
         return Finding("ok", "memory can be locked")
     return Finding("warning", f"at most {hard >> 10} KiB of memory can be locked", _UNLIMITED)
+
+
+def _ports(request: Examine) -> Iterator[Finding]:
+    try:
+        record = read_record(request.place.record(request.rank))
+    except RecordError as error:
+        yield Finding("error", str(error))
+        return
+    if record is not None and state_of(record) is State.RUNNING:
+        yield Finding("ok", f"its rank runs (process {record.pid}), so its ports are taken")
+    else:
+        yield from map(_port, request.listens)
 
 
 def _port(wanted: Listen) -> Finding:

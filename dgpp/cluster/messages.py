@@ -143,14 +143,15 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """`error` is why nothing else is there. `now` is the node's clock, the rest what was
-    asked for."""
+    """`error` is why nothing else is there, `unknown` why a `state` is not. `now` is the node's
+    clock, the rest what was asked for."""
 
     version: str
     now: float
     error: str = ""
     state: State = State.ABSENT
     record: ProcessRecord | None = None
+    unknown: str = ""
     text: str = ""
     offset: int = 0
     done: bool = False
@@ -160,4 +161,4 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     facts: NodeFacts | None = None
     held: Held | None = None
     wrong: tuple[str, ...] = ()
-    deployments: tuple[tuple[str, State, ProcessRecord | None], ...] = ()
+    deployments: tuple[tuple[str, State, ProcessRecord | None, str], ...] = ()

@@ -10,18 +10,21 @@ from pathlib import Path
 
 import msgspec
 
+from dgpp.cluster.errors import RecordError
+
 _START_FIELD = 19
 """Where /proc/PID/stat has the start time, counted after the command's closing bracket."""
 
 
 class State(StrEnum):
     """RUNNING as it was started; ENDED, or never started (ABSENT); REBOOTED: its machine has
-    started anew since."""
+    started anew since; UNREADABLE: what was remembered of it says nothing."""
 
     RUNNING = "running"
     ENDED = "ended"
     REBOOTED = "ended with its machine"
     ABSENT = "not started"
+    UNREADABLE = "not known"
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
@@ -54,18 +57,28 @@ def start_ticks(pid: int) -> int:
 
 
 def read_record(file: Path) -> ProcessRecord | None:
-    """None where there is none, or none that makes sense."""
+    """None where there is none. Raises RecordError where it is not readable, or makes no sense."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=ProcessRecord)
-    except (OSError, msgspec.DecodeError):
+    except FileNotFoundError:
         return None
+    except (OSError, msgspec.DecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        # A rank's command names the deployment, as the folder of the record does.
+        raise RecordError(
+            f"{file}: cannot be read as the record of a process ({why}), and its rank may run: "
+            f"`pgrep -af {file.parent.name}` shows it; end it, then remove that file"
+        ) from None
 
 
 def write_record(file: Path, record: ProcessRecord) -> None:
-    """Whole or not at all."""
+    """Whole or not at all, a power cut after it included."""
     fresh = file.with_suffix(".new")
     try:
-        fresh.write_bytes(msgspec.json.encode(record))
+        with fresh.open("wb") as out:
+            out.write(msgspec.json.encode(record))
+            out.flush()
+            os.fsync(out.fileno())
         fresh.replace(file)
     except BaseException:
         fresh.unlink(missing_ok=True)

@@ -147,6 +147,8 @@ def _running(deployment: Deployment) -> list[str]:
                 f"{node.name} has dgpp {found[node.rank].version}, this is "
                 f"{found[mine.rank].version}: install one version everywhere"
             )
+        if found[node.rank].unknown:
+            raise StartError(f"{node.name}: {found[node.rank].unknown}")
     return [node.name for node in deployment.nodes if found[node.rank].state is State.RUNNING]
 
 
