@@ -8,6 +8,7 @@ from ipaddress import IPv4Address
 import msgspec
 
 from dgpp.config.key import Field, fields
+from dgpp.config.ports import url_of
 from dgpp.config.resolve import digest
 from dgpp.config.settings import HttpSettings, Settings
 
@@ -94,10 +95,8 @@ def _door_lines(http: HttpSettings) -> list[Line]:
 
 def ready_line(http: HttpSettings, model: str) -> Line:
     """The line that says requests are welcome. An address 0.0.0.0 is shown as 127.0.0.1."""
-    host = "127.0.0.1" if http.bind_host == "0.0.0.0" else http.bind_host  # noqa: S104 - compared
-    scheme = "https" if http.tls_cert else "http"
-    where = f"unix:{http.unix_socket}" if http.unix_socket else f"{scheme}://{host}:{http.port}"
-    url = f"{where}/v1" if not http.unix_socket else where
+    where = url_of(http)
+    url = where if http.unix_socket else f"{where}/v1"
     return Line(f"READY — {url} (model {model}) — stop: Ctrl-C", {"url": url, "model": model})
 
 

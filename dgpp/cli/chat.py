@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dgpp.cli.server_client import DEFAULT_URL, KeyOption, UrlOption
+from dgpp.cli.server_client import KeyOption, UrlOption
+from dgpp.cli.usual import usual_url
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +27,7 @@ _CONTROLS |= {ord("\t"): "\t", ord("\n"): "\n", ord("\r"): ""}
 
 @app.command()
 def chat(
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = "",
     api_key: KeyOption = "",
     once: Annotated[
         str | None, typer.Option("--once", help="Ask this, print the answer, end.")
@@ -51,12 +52,12 @@ def chat(
     console = Console(highlight=False, soft_wrap=True)
     history = [Message("system", system)] if system is not None else []
     options = Options(max_tokens, temperature)
-    client = ChatClient(url, api_key)
+    client = ChatClient(url or usual_url(), api_key)
     talk = Conversation(console, client, client.model(), history, options)
     if once is None:
         _loop(talk)
     elif not talk.say(once):
-        raise ChatError(f"{url} answered nothing")
+        raise ChatError(f"{client.url} answered nothing")
 
 
 class Conversation:

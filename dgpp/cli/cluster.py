@@ -12,10 +12,13 @@ import typer
 
 from dgpp.checkpoint.resolve import hub_directory
 from dgpp.cli.completion import complete_deployment, complete_rank
-from dgpp.cli.settings import load_settings, load_site_settings
+from dgpp.cli.settings import load_settings, load_site_alone, load_site_settings
+from dgpp.cli.usual import usual_config
 from dgpp.cluster.deployment import Access, Deployment, reach
+from dgpp.cluster.installed import installed, program_of
 from dgpp.cluster.node import RemoteNode
 from dgpp.cluster.sync import Peer
+from dgpp.config.constraints import refuse_open_door, refuse_unsupported
 from dgpp.config.document import Override
 from dgpp.config.resolve import site_whole
 from dgpp.config.settings import Settings
@@ -55,12 +58,20 @@ def open_deployment(
     return deployment
 
 
-def usual_config() -> Path:
-    """The deployment file that the site names. Raises ConfigError where it names none."""
-    usual = load_site_settings().DGPP_CLUSTER_CONFIG
-    if not usual:
-        raise ConfigError("no CONFIG given, and DGPP_CLUSTER_CONFIG names none")
-    return Path(usual).expanduser()
+def refuse_start(deployment: Deployment, program: str) -> None:
+    """Raise ConfigError where the settings are none that `dgpp up` would start. `program` is the
+    option --bin."""
+    settings = deployment.settings
+    refuse_unsupported(settings, load_site_alone(), several_nodes=True)
+    refuse_open_door(settings)
+    releases = Path(settings.paths.release_dir).expanduser()
+    if not settings.release or program or program_of(releases / settings.release).exists():
+        return
+    raise ConfigError(
+        f"release: {settings.release} is not installed in {releases} (DGPP_RELEASE_DIR): "
+        "`dgpp install` takes its archive, `dgpp releases` lists what is there: "
+        f"{', '.join(installed(releases)) or 'nothing'}"
+    )
 
 
 def open_nodes(
@@ -81,8 +92,12 @@ def open_nodes(
 
 
 def access_by(program: str, ssh_config: str) -> Access:
-    """How nodes are reached, as the options --bin and --ssh-config say."""
+    """How nodes are reached, as the options --bin and --ssh-config say. Raises ConfigError."""
     ssh = str(Path(ssh_config).expanduser()) if ssh_config else ""
+    if ssh and not Path(ssh).is_file():
+        raise ConfigError(
+            f"--ssh-config: no such file: {ssh}; without the option ssh reads ~/.ssh/config"
+        )
     return Access(program=program, ssh_config=ssh)
 
 

@@ -4,8 +4,15 @@ from typing import Annotated
 
 import typer
 
-from dgpp.cli.cluster import BinOption, DeploymentArgument, SshConfigOption, open_deployment
+from dgpp.cli.cluster import (
+    BinOption,
+    DeploymentArgument,
+    SshConfigOption,
+    open_deployment,
+    refuse_start,
+)
 from dgpp.cluster.up import examine
+from dgpp.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
@@ -25,10 +32,14 @@ def doctor(
     if local_only:
         deployment.nodes = deployment.nodes[:1]
     fit = True
+    try:
+        refuse_start(deployment, program)
+    except ConfigError as error:
+        typer.echo(f"{deployment.config}\n  error    {error}")
+        fit = False
     for name, findings in examine(deployment).items():
         typer.echo(name)
         for finding in findings:
-            remedy = f" — {finding.remedy}" if finding.remedy else ""
-            typer.echo(f"  {finding.level:8} {finding.what}{remedy}")
+            typer.echo(f"  {finding.level:8} {finding.words}")
             fit &= finding.level != "error"
     return 0 if fit else 1

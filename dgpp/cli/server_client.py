@@ -19,7 +19,13 @@ _UNIX = "unix:"
 
 UrlOption = Annotated[
     str,
-    typer.Option("--url", envvar="DGPP_URL", help="Where the server listens, or unix:/PATH."),
+    typer.Option(
+        "--url",
+        envvar="DGPP_URL",
+        help="Where the server listens, or unix:/PATH. (default: where the deployment of "
+        "DGPP_CLUSTER_CONFIG does, else http://127.0.0.1:18080)",
+        show_default=False,
+    ),
 ]
 KeyOption = Annotated[
     str,
@@ -31,7 +37,6 @@ KeyOption = Annotated[
         show_default=False,
     ),
 ]
-DEFAULT_URL = "http://127.0.0.1:18080"
 
 
 class ClientError(DgppError):
@@ -98,7 +103,7 @@ class ServerClient:
         except (OSError, http.client.HTTPException) as error:
             raise ClientError(
                 f"no server answers at {self.url} ({error}); "
-                "start one with: dgpp run deploy/demo.json"
+                "start one with: dgpp up, or dgpp run deploy/demo.json"
             ) from None
         raise ClientError(f"{self.url} refused: {_refusal_text(answer.status, refusal)}")
 

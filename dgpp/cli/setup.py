@@ -34,6 +34,15 @@ UserOption = Annotated[str, typer.Option("--ssh-user", help="login on the others
 HubOption = Annotated[
     str, typer.Option("--hub-cache", metavar="DIR", help="folder of models on every node")
 ]
+HttpPortOption = Annotated[
+    int | None, typer.Option("--port", min=1, max=65535, metavar="N", help="API port (http.port)")
+]
+JournalPortOption = Annotated[
+    int | None, typer.Option("--journal-port", min=1, max=65535, metavar="N", help="ports.journal")
+]
+FabricPortOption = Annotated[
+    int | None, typer.Option("--fabric-port", min=1, max=65535, metavar="N", help="ports.fabric")
+]
 YesOption = Annotated[
     bool, typer.Option("--yes", "-y", help="ask nothing: what is known, else the defaults")
 ]
@@ -54,6 +63,9 @@ def setup(
     ssh_user: UserOption = "",
     deployment: DeploymentOption = "",
     hub_cache: HubOption = "",
+    port: HttpPortOption = None,
+    journal_port: JournalPortOption = None,
+    fabric_port: FabricPortOption = None,
     install: InstallOption = True,
     fetch: FetchOption = True,
     check: CheckOption = False,
@@ -72,12 +84,14 @@ def setup(
     """
     from dgpp.cli.wizard import Given, Wizard
 
+    ports = {"http.port": port, "ports.journal": journal_port, "ports.fabric": fabric_port}
     given = Given(
         unattended=yes,
         nodes=nodes,
         ssh_user=ssh_user,
         deployment=deployment,
         hub_cache=hub_cache,
+        ports={path: given for path, given in ports.items() if given},
         install=install,
         fetch=fetch,
         start=start,

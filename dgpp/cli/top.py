@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dgpp.cli.server_client import DEFAULT_URL, KeyOption, UrlOption
+from dgpp.cli.server_client import KeyOption, UrlOption
+from dgpp.cli.usual import usual_url
 
 if TYPE_CHECKING:
     from dgpp.cli.server_client import ServerClient
@@ -18,7 +19,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def top(
-    url: UrlOption = DEFAULT_URL,
+    url: UrlOption = "",
     api_key: KeyOption = "",
     interval: Annotated[
         float,
@@ -38,7 +39,7 @@ def top(
     from dgpp.cli.server_client import ClientError, ServerClient
     from dgpp.cli.top_frame import frame, lost
 
-    client = ServerClient(url, api_key)
+    client = ServerClient(url or usual_url(), api_key)
     console = Console()
     before = look(client)
     if once:

@@ -5,11 +5,17 @@ from typing import Annotated
 
 import typer
 
-from dgpp.cli.cluster import BinOption, DeploymentArgument, SshConfigOption, open_deployment, say
+from dgpp.cli.cluster import (
+    BinOption,
+    DeploymentArgument,
+    SshConfigOption,
+    open_deployment,
+    refuse_start,
+    say,
+)
 from dgpp.cli.flags import with_key_flags
-from dgpp.cli.settings import SetOption, load_site_alone
+from dgpp.cli.settings import SetOption
 from dgpp.cluster.up import Up, bring_up
-from dgpp.config.constraints import refuse_open_door, refuse_unsupported
 from dgpp.config.document import Override
 
 app = typer.Typer(add_completion=False)
@@ -40,8 +46,7 @@ def up(
     fails leaves nothing running.
     """
     deployment = open_deployment(config, program, ssh_config, overrides)
-    refuse_unsupported(deployment.settings, load_site_alone(), several_nodes=True)
-    refuse_open_door(deployment.settings)
+    refuse_start(deployment, program)
     wanted = Up(
         replace=replace,
         checks=not skip_preflight,

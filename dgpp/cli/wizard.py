@@ -6,6 +6,7 @@ import getpass
 import os
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,18 +14,17 @@ import msgspec
 import typer
 
 from dgpp.checkpoint.demo import DEMO_MODEL
-from dgpp.cli.cluster import access_by, open_deployment, say
+from dgpp.cli.cluster import access_by, open_deployment, refuse_start, say
 from dgpp.cli.fetch import fetch_models
 from dgpp.cli.questions import Questions
 from dgpp.cli.settings import (
     load_settings,
-    load_site_alone,
     load_site_settings,
     site_directories,
 )
 from dgpp.cluster.bring import bring, lets_in
 from dgpp.cluster.condition import conditions
-from dgpp.cluster.deployment import Access, Deployment, reach
+from dgpp.cluster.deployment import Deployment, reach
 from dgpp.cluster.errors import ClusterError
 from dgpp.cluster.fetch import Fetch
 from dgpp.cluster.messages import Answer, NodeFacts, Survey
@@ -33,14 +33,15 @@ from dgpp.cluster.record import State
 from dgpp.cluster.site_plan import lane_values, own_deployment, suggested, world_size
 from dgpp.cluster.sync import in_gb
 from dgpp.cluster.up import Up, bring_up, require_fit
-from dgpp.config.constraints import refuse_open_door, refuse_unsupported
 from dgpp.config.env_file import write_values
-from dgpp.config.resolve import site_whole
+from dgpp.config.ports import url_of
+from dgpp.config.resolve import SITE_DEFAULTS, site_whole
+from dgpp.config.settings import Settings
 from dgpp.config.site import find_env_file, parse_site
 from dgpp.config.templates import templates, templates_folder
 from dgpp.config.version import checkout_root, version
 from dgpp.errors import ConfigError
-from dgpp.net.roce import usable
+from dgpp.net.roce import RoceDevice, usable
 
 LOCAL = "localhost"
 USUAL_HUB = "~/.cache/huggingface/hub"
@@ -49,13 +50,14 @@ YES_OR_NO = ("yes", "no")
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says; empty where it is silent."""
+    """What the command line says; empty where it is silent. `ports` by their keys."""
 
     unattended: bool
     nodes: str
     ssh_user: str
     deployment: str
     hub_cache: str
+    ports: dict[str, int]
     install: bool
     fetch: bool
     start: bool
@@ -68,8 +70,13 @@ def _node_list(answer: str) -> None:
         raise ConfigError("expected host names separated by spaces")
 
 
-def _devices(answer: str) -> None:
-    parse_site({"DGPP_ROCE_DEVICES": answer}, "RoCE devices")
+def _devices(answer: str, devices: Mapping[str, Sequence[RoceDevice]]) -> None:
+    """Each is on every host of `devices`."""
+    for name in parse_site({"DGPP_ROCE_DEVICES": answer}, "RoCE devices").DGPP_ROCE_DEVICES:
+        for host, found in devices.items():
+            there = [device.name for device in found]
+            if name not in there:
+                raise ConfigError(f"no {name} on {host}; there are {' '.join(there)}")
 
 
 def _login(answer: str) -> None:
@@ -77,11 +84,13 @@ def _login(answer: str) -> None:
 
 
 class Wizard:
-    """One run. Raises ConfigError and ClusterError; what was answered before stays in `.env`."""
+    """One run. Raises ConfigError and ClusterError. What was answered before, and did, stays in
+    `.env`."""
 
     def __init__(self, given: Given) -> None:
         self._given = given
         self._questions = Questions(unattended=given.unattended)
+        self._access = access_by(given.program, given.ssh_config)
         self._env = self._env_file()
         self._writes = True
         self._said: set[str] = set()
@@ -95,6 +104,7 @@ class Wizard:
         if self._runs(deployment):
             say(f"{config}: serves already")
             return 0
+        refuse_start(deployment, self._given.program)
         # A missing driver is found before hours of download; the model is looked at after them.
         without_model = msgspec.structs.replace(deployment.settings, model=DEMO_MODEL)
         other = Deployment(config, without_model, self._access)
@@ -125,10 +135,6 @@ class Wizard:
     def _reached_by(self) -> tuple[str, str]:
         return self._given.program, self._given.ssh_config
 
-    @property
-    def _access(self) -> Access:
-        return access_by(*self._reached_by)
-
     def _opened(self, config: Path) -> Deployment:
         return open_deployment(config, *self._reached_by)
 
@@ -155,24 +161,38 @@ class Wizard:
         """The nodes of this site with what they are; asks for those that are not known."""
         if self._writes:
             self._tell({})
+        answers = self._answers()
+        try:
+            facts = self._facts()
+        except ClusterError:
+            # The next run would take a mistyped name for known.
+            if answers and self._writes:
+                say(f"{self._env}: {', '.join(answers)}: kept once all machines were reached")
+            raise
+        self._tell(answers)
+        return facts
+
+    def _answers(self) -> dict[str, str]:
+        """What of the site was not known, as this process knows it from here on."""
         site, given = load_site_settings(), self._given
+        answers = {}
         if given.nodes or not site.DGPP_NODES:
             question = "Machines, this one first, as all of them call it"
             nodes = given.nodes or self._questions.ask(question, LOCAL, _node_list)
             _node_list(nodes)
-            self._tell({"DGPP_NODES": " ".join(nodes.split())})
-        several = len(load_site_settings().DGPP_NODES) > 1
+            answers["DGPP_NODES"] = " ".join(nodes.split())
+        several = len(answers.get("DGPP_NODES", "").split() or site.DGPP_NODES) > 1
         if given.ssh_user or (several and not site.DGPP_SSH_USER):
             user = given.ssh_user or self._questions.ask(
                 "Login on the others", getpass.getuser(), _login
             )
             _login(user)
-            self._tell({"DGPP_SSH_USER": user})
+            answers["DGPP_SSH_USER"] = user
         if given.hub_cache or not (site.HF_HUB_CACHE or site.HF_HOME):
             question = "Folder of models, on every machine"
-            hub = given.hub_cache or self._questions.ask(question, USUAL_HUB)
-            self._tell({"HF_HUB_CACHE": hub})
-        return self._facts()
+            answers["HF_HUB_CACHE"] = given.hub_cache or self._questions.ask(question, USUAL_HUB)
+        os.environ.update(answers)
+        return answers
 
     def _facts(self) -> list[tuple[Node, NodeFacts]]:
         settings = site_whole(load_site_settings())
@@ -235,18 +255,40 @@ class Wizard:
             )
             return
         usual = values["DGPP_ROCE_DEVICES"]
-        chosen = self._questions.ask("RoCE devices, in the order of lanes", usual, _devices)
+        alike = {
+            host: found for host, found in devices.items() if host not in site.DGPP_NODE_OVERRIDES
+        }
+
+        def check(answer: str) -> None:
+            if answer != usual:
+                _devices(answer, alike)
+
+        chosen = self._questions.ask("RoCE devices, in the order of lanes", usual, check)
         self._tell(values if chosen == usual else {"DGPP_ROCE_DEVICES": chosen})
 
     def _deployment(self, facts: list[tuple[Node, NodeFacts]]) -> Path:
         """The deployment file of this site."""
+        ports = self._given.ports
+        values = {SITE_DEFAULTS[path]: str(port) for path, port in ports.items()}
+        config = self._chosen(facts)
+        os.environ.update(values)
+        found = _ports(load_settings(config, ()))
+        for path, port in ports.items():
+            if found[path] != port:
+                raise ConfigError(f"{path}: {config} says {found[path]} itself; change it there")
+        known = load_site_settings().DGPP_CLUSTER_CONFIG
+        if not known or Path(known).expanduser() != config:
+            values["DGPP_CLUSTER_CONFIG"] = str(config)
+        self._tell(values)
+        return config
+
+    def _chosen(self, facts: list[tuple[Node, NodeFacts]]) -> Path:
         known = load_site_settings().DGPP_CLUSTER_CONFIG
         given = self._given.deployment
         if known and not given:
             config = Path(known).expanduser()
             # Other nodes than before may ask for another deployment.
             if not self._given.nodes or world_size(config) == len(facts):
-                load_settings(config, ())
                 return config
         names = [file.name for file in templates() if world_size(file) == len(facts)]
         if not given:
@@ -257,10 +299,7 @@ class Wizard:
                     "deployment of your own with --deployment"
                 )
             given = self._questions.choose("Deployment", names, usual)
-        config = self._own(given)
-        load_settings(config, ())
-        self._tell({"DGPP_CLUSTER_CONFIG": str(config)})
-        return config
+        return self._own(given)
 
     def _own(self, given: str) -> Path:
         """The file of the template or deployment that is called `given`."""
@@ -275,7 +314,8 @@ class Wizard:
             raise ConfigError(
                 f"--deployment: {given} is neither a file nor one of {templates_folder()}"
             )
-        config, left_out = own_deployment(template, self._env.absolute().parent / OWN_FOLDER)
+        folder = self._env.absolute().parent / OWN_FOLDER
+        config, left_out = own_deployment(template, folder, self._given.ports.get("http.port", 0))
         if left_out:
             say(f"{config}: without {', '.join(left_out)}, which this version does not serve yet")
         return config
@@ -285,23 +325,29 @@ class Wizard:
         return all(found.state is State.RUNNING for found in conditions(deployment))
 
     def _start(self, deployment: Deployment) -> int:
-        refuse_unsupported(deployment.settings, load_site_alone(), several_nodes=True)
-        refuse_open_door(deployment.settings)
         ready = bring_up(deployment, Up(checks=False), say)
         typer.echo(ready.replace("stop: Ctrl-C", "stop: dgpp down"))
         return 0
 
-    @staticmethod
-    def _say_commands(deployment: Deployment) -> None:
+    def _say_commands(self, deployment: Deployment) -> None:
         program = shlex.quote(str(Path(sys.prefix) / "bin" / "dgpp"))
-        http = deployment.settings.http
-        typer.echo(f"{program} up        # start it; READY says that it serves")
-        typer.echo(f"{program} status    # which ranks run")
-        typer.echo(f"{program} logs -f   # what they say")
-        typer.echo(f"{program} chat --url http://127.0.0.1:{http.port}")
-        typer.echo(f"{program} down      # end it")
-        if http.api_key_file:
-            typer.echo(f"Clients need the key in {http.api_key_file}")
+        if named := os.environ.get("DGPP_ENV_FILE", ""):
+            program = f"DGPP_ENV_FILE={shlex.quote(named)} {program}"
+        told = {"--bin": self._given.program, "--ssh-config": self._given.ssh_config}
+        by = "".join(f" {flag} {shlex.quote(value)}" for flag, value in told.items() if value)
+        typer.echo(f"{program} up{by}        # start it; READY says that it serves")
+        typer.echo(f"{program} status{by}    # which ranks run")
+        typer.echo(f"{program} logs -f{by}   # what they say")
+        typer.echo(f"{program} chat          # talk to it at {url_of(deployment.settings.http)}")
+        typer.echo(f"{program} down{by}      # end it")
+        if key_file := deployment.settings.http.api_key_file:
+            typer.echo(f"Clients need the key in {key_file}")
+
+
+def _ports(settings: Settings) -> dict[str, int]:
+    """Those that options of the set-up name, by their keys."""
+    ports = settings.ports
+    return {"http.port": ports.http, "ports.journal": ports.journal, "ports.fabric": ports.fabric}
 
 
 def _in_words(fact: NodeFacts) -> str:

@@ -14,9 +14,11 @@ from dgpp.checkpoint.model_files import find_model
 from dgpp.cluster.errors import RecordError
 from dgpp.cluster.messages import Examine, Finding
 from dgpp.cluster.record import State, read_record, state_of
+from dgpp.config.resolve import SITE_DEFAULTS
 from dgpp.engine.backends import choose_backend
 from dgpp.errors import ConfigError, DgppError
 from dgpp.net.listening import Listen, cannot_listen, obstacle
+from dgpp.net.paths import path_of
 from dgpp.net.roce import chosen
 from dgpp.net.verbs.errors import LibraryError
 from dgpp.net.verbs.frames import geometry_of
@@ -34,7 +36,7 @@ def examine(request: Examine) -> Iterator[Finding]:
     for folder in dict.fromkeys((request.place.logs, request.place.stage)):
         yield _folder(folder)
     yield _model(request.model, request.hub)
-    yield _backend(request.backend)
+    yield from _backend(request)
     yield _locked_memory()
     yield from _ports(request)
     if request.rdma:
@@ -68,13 +70,20 @@ def _model(model: str, hub: str) -> Finding:
     return Finding("ok", f"{model} is at {files.directory}")
 
 
-def _backend(wanted: str) -> Finding:
+def _backend(request: Examine) -> Iterator[Finding]:
+    wanted = request.backend
     try:
         found, device = choose_backend(wanted)
     except DgppError as error:
-        return Finding("error", str(error), "see docs/operations.md, or engine.backend cpu")
+        yield Finding("error", str(error), "see docs/operations.md, or engine.backend cpu")
+        return
     name = "" if device is None else f": {device.name}"
-    return Finding("ok", f"engine.backend {wanted} is {found}{name}")
+    yield Finding("ok", f"engine.backend {wanted} is {found}{name}")
+    if request.world > 1:
+        try:
+            path_of(request.collective, found, apart=request.apart)
+        except ConfigError as error:
+            yield Finding("error", str(error))
 
 
 def _locked_memory() -> Finding:
@@ -100,7 +109,9 @@ def _port(wanted: Listen) -> Finding:
     error = obstacle(wanted)
     if error is None:
         return Finding("ok", f"{wanted.key}: {wanted.host}:{wanted.port} is free")
-    remedy = "end who has it, or choose another port"
+    key = SITE_DEFAULTS.get(wanted.key, "")
+    silent = f", or {key} in .env (`dgpp setup` has an option) where that is silent" if key else ""
+    remedy = f"end who has it, or choose another: {wanted.key} of the deployment{silent}"
     if error.errno == errno.EADDRNOTAVAIL:
         remedy = "http.bind_host is no address of this node; 0.0.0.0 is all of them"
     return Finding("error", cannot_listen(wanted, error), remedy)

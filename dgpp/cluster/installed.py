@@ -6,6 +6,8 @@ from pathlib import Path
 
 UNFINISHED = ".unfinished"
 """In a release until all of it is there."""
+HAVE_PROGRAM = "install that dgpp on every node (a release: `dgpp install`), or name --bin"
+"""What to do where there is none."""
 
 
 def installed(releases: Path) -> list[str]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dgpp.cluster.errors import ClusterError
+from dgpp.cluster.installed import HAVE_PROGRAM
 from dgpp.cluster.messages import Start
 from dgpp.cluster.place import Place
 from dgpp.cluster.record import ProcessRecord, boot_id, start_ticks, write_record
@@ -98,10 +99,7 @@ def _spawn(
 ) -> subprocess.Popen[bytes]:
     """A process of a session of its own that speaks to `log` alone, and waits for a line."""
     if shutil.which(command[0], path=environment.get("PATH")) is None:
-        raise ClusterError(
-            f"{command[0]}: no program that this user may run; install that dgpp on every node, or "
-            "name --bin"
-        )
+        raise ClusterError(f"{command[0]}: no program that this user may run; {HAVE_PROGRAM}")
     if log.exists():
         log.replace(log.with_suffix(".log.1"))
     with log.open("ab") as out:

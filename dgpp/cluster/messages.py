@@ -74,7 +74,7 @@ class List(msgspec.Struct, frozen=True, tag=True):
 class Examine(msgspec.Struct, frozen=True, tag=True):
     """Is this node fit to run `rank` of `world`? `backend` is engine.backend; `rdma`: the ranks
     speak RoCE over `devices` from their addresses `gids`. `listens`: what must be free
-    here."""
+    here. `collective` is engine.collective; `apart`: the ranks are not all on one host."""
 
     place: Place
     rank: int
@@ -86,6 +86,8 @@ class Examine(msgspec.Struct, frozen=True, tag=True):
     model: str
     hub: str
     listens: tuple[Listen, ...]
+    collective: str = "auto"
+    apart: bool = False
 
 
 class Survey(msgspec.Struct, frozen=True, tag=True):
@@ -126,6 +128,12 @@ class Finding(msgspec.Struct, frozen=True):
     level: str
     what: str
     remedy: str = ""
+
+    @property
+    def words(self) -> str:
+        """Both, what mends it once."""
+        said = not self.remedy or self.remedy in self.what
+        return self.what if said else f"{self.what} — {self.remedy}"
 
 
 class NodeFacts(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from dgpp.cluster.agent import answer
 from dgpp.cluster.clock_gap import ClockGap
 from dgpp.cluster.connection import Connection, EndedError
 from dgpp.cluster.errors import ClusterError, UnreachableError
+from dgpp.cluster.installed import HAVE_PROGRAM
 from dgpp.cluster.messages import (
     REQUEST_BYTES,
     Answer,
@@ -183,7 +184,7 @@ class RemoteNode(Node):
         last = lines[-1] if lines else silent if status == SSH_FAILED else f"status {status}"
         remedy = remedy_of(said)
         if not remedy and status in NOT_FOUND:
-            remedy = f"no {self._called} there: install that dgpp on every node, or name --bin"
+            remedy = f"no {self._called} there: {HAVE_PROGRAM}"
         if not remedy and status != SSH_FAILED:
             remedy = f"`{self._called} agent` failed there"
         return UnreachableError(f"{self.name}: {last}" + (f" ({remedy})" if remedy else ""))

@@ -60,7 +60,7 @@ def read_record(file: Path) -> ProcessRecord | None:
     """None where there is none. Raises RecordError where it is not readable, or makes no sense."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=ProcessRecord)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.DecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error

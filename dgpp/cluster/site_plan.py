@@ -77,8 +77,9 @@ def served_part(template: Path) -> tuple[dict[str, Any], list[str]]:
     return document, left_out
 
 
-def own_deployment(template: Path, folder: Path) -> tuple[Path, list[str]]:
+def own_deployment(template: Path, folder: Path, port: int = 0) -> tuple[Path, list[str]]:
     """A deployment of this site's own in `folder`, made of `template`; the keys that were left out.
+    Where it says a port of its own, that is `port` if one is given.
 
     One that is there already is left as it is. Where others than this machine reach the server, a
     file of one new key is made beside it, so that they need one. Raises ConfigError.
@@ -88,6 +89,8 @@ def own_deployment(template: Path, folder: Path) -> tuple[Path, list[str]]:
         return target, []
     document, left_out = served_part(template)
     http = document.get("http", {})
+    if port and "port" in http:
+        document["http"] = http = http | {"port": port}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if _is_reached(http):

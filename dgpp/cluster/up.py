@@ -97,6 +97,8 @@ def examine(deployment: Deployment) -> dict[str, tuple[Finding, ...]]:
             settings.model,
             _told(settings, node.rank).get("HF_HUB_CACHE", ""),
             listens(settings, node.rank),
+            settings.engine.collective,
+            deployment.apart,
         )
         for node in nodes
     }
@@ -123,18 +125,16 @@ def _findings(node: Node, answer: Answer | ClusterError) -> tuple[Finding, ...]:
 
 
 def require_fit(deployment: Deployment, say: Say) -> None:
-    """Say what was found amiss; raises StartError where a node is not fit."""
+    """Say what was found amiss; raises StartError, which names the nodes that are not fit."""
     wrong = []
     for name, findings in examine(deployment).items():
         for finding in findings:
-            if finding.level == "ok":
-                continue
-            remedy = f" — {finding.remedy}" if finding.remedy else ""
-            say(f"{finding.level}: {name}: {finding.what}{remedy}")
-            if finding.level == "error":
-                wrong.append(f"{name}: {finding.what}{remedy}")
+            if finding.level != "ok":
+                say(f"{finding.level}: {name}: {finding.words}")
+        if any(finding.level == "error" for finding in findings):
+            wrong.append(name)
     if wrong:
-        raise StartError(f"not started: {'; '.join(wrong)}")
+        raise StartError(f"not started: {', '.join(wrong)}: not fit, as said above")
 
 
 def _running(deployment: Deployment) -> list[str]:

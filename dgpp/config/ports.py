@@ -1,8 +1,8 @@
-"""Which TCP ports each rank of a deployment listens on."""
+"""Which TCP ports each rank of a deployment listens on, and where clients find it."""
 
 from __future__ import annotations
 
-from dgpp.config.settings import Settings
+from dgpp.config.settings import HttpSettings, Settings
 from dgpp.net.listening import Listen
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - other nodes come here
@@ -12,6 +12,14 @@ LOCALHOST = "127.0.0.1"
 def is_local(settings: Settings) -> bool:
     """Whether all ranks are on this host."""
     return set(settings.nodes) == {"localhost"}
+
+
+def url_of(http: HttpSettings) -> str:
+    """Where clients of this host find the server, unix:/PATH for a UNIX socket."""
+    if http.unix_socket:
+        return f"unix:{http.unix_socket}"
+    host = LOCALHOST if http.bind_host == EVERYWHERE else http.bind_host
+    return f"{'https' if http.tls_cert else 'http'}://{host}:{http.port}"
 
 
 def journal_host(settings: Settings) -> str:

@@ -27,7 +27,7 @@ _SITE_ONLY = {
 }
 """What only a resolved file (one with `nodes`) may hold, and the site key to use instead."""
 
-_FILLED = {
+SITE_DEFAULTS = {
     "http.bind_host": "DGPP_HTTP_BIND",
     "http.port": "DGPP_HTTP_PORT",
     **{path: _SITE_ONLY[path] for path in _SITE_ONLY if path.startswith("paths.")},
@@ -67,7 +67,7 @@ def _fill(document: dict[str, Any], path: str, value: Any, *, force: bool = Fals
 def _with_site(document: dict[str, Any], site: SiteSettings) -> None:
     """Site values where the file is silent; a deployment file's resident cache gives way too."""
     _fill(document, "http.port", _at(document, "ports.http"))
-    for path, key in _FILLED.items():
+    for path, key in SITE_DEFAULTS.items():
         _fill(document, path, getattr(site, key))
     _fill(
         document,
@@ -88,7 +88,7 @@ def _filled(
         given.add("http.port")
     return {
         path: f"{settings_of(told[key])}: {key}"
-        for path, key in _FILLED.items()
+        for path, key in SITE_DEFAULTS.items()
         if key in told and path not in given and _at(document, path) is None
     }
 

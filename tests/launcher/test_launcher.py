@@ -86,7 +86,7 @@ def test_a_rank_that_cannot_start_is_named_and_nothing_is_left(launcher, machine
     assert gone(launcher.pids())
     status, said = launcher.run("up", "--bin", "/nowhere/dgpp")
     assert status == 1
-    assert "no /nowhere/dgpp there: install that dgpp on every node, or name --bin" in said
+    assert "no /nowhere/dgpp there: install that dgpp on every node (a release: `dgpp inst" in said
     machines.stop("127.0.0.2")
     try:
         for verb in ("up", "doctor"):
@@ -111,7 +111,8 @@ def test_doctor_names_what_is_wrong_with_which_node(launcher):
         assert f"error    {named}" in said
         status, said = launcher.run("up")
         assert status == 1
-        assert "not started: rank 0 at 127.0.0.1: ports.journal: " in said
+        assert f"error: rank 0 at 127.0.0.1: {named}" in said
+        assert "dgpp: error: not started: rank 0 at 127.0.0.1: not fit, as said above\n" in said
     status, said = launcher.run("doctor")
     assert status == 0, said
     assert "rank 1 at 127.0.0.2\n  ok       " in said

@@ -14,7 +14,8 @@ from dgpp.cluster import examine as looks
 from dgpp.cluster import up
 from dgpp.cluster.clock_gap import ClockGap
 from dgpp.cluster.deployment import Access, Deployment
-from dgpp.cluster.messages import Answer, Examine
+from dgpp.cluster.errors import StartError
+from dgpp.cluster.messages import Answer, Examine, Finding
 from dgpp.cluster.place import Place
 from dgpp.config.resolve import resolve
 from dgpp.config.site import SiteSettings
@@ -76,11 +77,12 @@ class Told:
     def __init__(self, rank: int) -> None:
         self.rank, self.name = rank, f"rank {rank}"
         self.asked: list[Examine] = []
+        self.findings: tuple[Finding, ...] = ()
         self.clock_gap = ClockGap()
 
     def ask(self, request):
         self.asked.append(request)
-        return Answer(version="1", now=0.0)
+        return Answer(version="1", now=0.0, findings=self.findings)
 
 
 @pytest.mark.parametrize(
@@ -109,3 +111,26 @@ def test_nodes_are_asked_about_roce_where_ranks_sum_over_it(engine, rdma):
     fabric = Listen("ports.fabric", "0.0.0.0", settings.ports.fabric)
     assert (fabric in first.listens) is rdma
     assert second.listens == ()
+    assert (second.collective, second.apart) == (engine.get("collective", "auto"), True)
+
+
+def test_what_is_amiss_is_said_once_a_line_and_the_error_names_the_nodes():
+    deployment = Deployment(Path("f"), resolve({"model": "m"}, "f", site=SiteSettings()), Access())
+    deployment.nodes = [Told(0), Told(1), Told(2)]
+    found = [
+        (Finding("ok", "room"), Finding("warning", "its clock", "NTP")),
+        (Finding("error", "no room", "make room"), Finding("error", "no port")),
+        (Finding("error", "no driver"),),
+    ]
+    for node, findings in zip(deployment.nodes, found, strict=True):
+        node.findings = findings
+    said = []
+    with pytest.raises(StartError) as error:
+        up.require_fit(deployment, said.append)
+    assert said == [
+        "warning: rank 0: its clock — NTP",
+        "error: rank 1: no room — make room",
+        "error: rank 1: no port",
+        "error: rank 2: no driver",
+    ]
+    assert str(error.value) == "not started: rank 1, rank 2: not fit, as said above"

@@ -11,11 +11,14 @@ import pytest
 from msgspec.structs import replace
 from serving import TINY
 
+from dgpp.cluster import examine as examination
 from dgpp.cluster.examine import examine
 from dgpp.cluster.messages import Examine, Finding
 from dgpp.cluster.place import Place
 from dgpp.cluster.record import ProcessRecord, boot_id, start_ticks, write_record
+from dgpp.errors import ConfigError
 from dgpp.net.listening import Listen
+from dgpp.net.paths import path_of
 from kernels_numba.gpu.device import installed
 
 
@@ -65,6 +68,37 @@ def test_a_driver_that_is_missing(request_):
     assert remedy == "see docs/operations.md, or engine.backend cpu"
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("wanted", ["auto", "shm", "nccl", "verbs"])
+@pytest.mark.parametrize("backend", ["scripted", "cpu", "cuda"])
+def test_a_collective_that_the_start_would_refuse_is_found_before(
+    request_, monkeypatch, backend, wanted, apart
+):
+    """The start's own words, on every node whose ranks are to sum."""
+    monkeypatch.setattr(examination, "choose_backend", lambda name: (name, None))
+    request = replace(request_, backend=backend, collective=wanted, apart=apart, world=2)
+    try:
+        path_of(wanted, backend, apart=apart)
+        refused = []
+    except ConfigError as error:
+        refused = [(str(error), "")]
+    assert wrong(request) == refused
+    assert wrong(replace(request, world=1)) == []
+    expected = {"cuda": wanted == "shm"}.get(
+        backend, wanted == "nccl" or (wanted == "shm" and apart)
+    )
+    assert bool(refused) is expected
+
+
+def test_no_finding_says_its_remedy_twice(request_):
+    finding = Finding("error", "no adapter (see docs/x.md)", "see docs/x.md")
+    assert finding.words == "no adapter (see docs/x.md)"
+    assert Finding("error", "no adapter", "see docs/x.md").words == "no adapter — see docs/x.md"
+    rdma = replace(request_, backend="cpu", rdma=True, world=2, devices=("absent",))
+    for found in examine(rdma):
+        assert found.words.count("docs/networking.md") <= 1
+
+
 def test_ports_that_are_taken_and_addresses_of_others(request_):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -78,13 +112,27 @@ def test_ports_that_are_taken_and_addresses_of_others(request_):
         assert wrong(replace(request_, listens=wanted)) == [
             (
                 f"ports.metrics: cannot listen on 0.0.0.0:{port}: Address already in use",
-                "end who has it, or choose another port",
+                "end who has it, or choose another: ports.metrics of the deployment",
             ),
             (
                 f"http.port: cannot listen on 192.0.2.1:{port}: Cannot assign requested address",
                 "http.bind_host is no address of this node; 0.0.0.0 is all of them",
             ),
         ]
+
+
+@pytest.mark.parametrize("key", ["http.port", "ports.journal", "ports.fabric"])
+def test_a_port_that_is_taken_comes_with_the_keys_that_choose_another(request_, key):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        wanted = Listen(key, "127.0.0.1", taken.getsockname()[1])
+        ((_, remedy),) = wrong(replace(request_, listens=(wanted,)))
+    site_key = f"DGPP_{key.split('.')[0 if key == 'http.port' else 1].upper()}_PORT"
+    assert remedy == (
+        f"end who has it, or choose another: {key} of the deployment, or {site_key} in .env (`dgpp "
+        "setup` has an option) where that is silent"
+    )
 
 
 def test_ports_of_a_deployment_that_runs_are_its_own(request_):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,16 @@ from pathlib import Path
 
 import pytest
 from fetch_site import HOSTS, MODEL, NearNode, NearSite
+from serving import ROOT
 
+from dgpp.cli.settings import load_settings
 from dgpp.cluster.bring import bring
-from dgpp.cluster.errors import ClusterError
+from dgpp.cluster.errors import ClusterError, UnreachableError
 from dgpp.config.site import parse_env
+from dgpp.net.roce import Gid, RoceDevice
 
 NODES = f"127.0.0.1 {HOSTS[0]}"
+OWN_PORT = "qwen3.8-27b-fp8-w1.json"
 
 
 @pytest.fixture
@@ -70,10 +75,9 @@ def test_guided_by_answers_and_where_it_stopped_it_goes_on(site, setup, config):
     assert status == 1
     assert "DGPP_NODES: expected host names separated by spaces" in said
     assert "Login on the others: standard input has ended; --yes takes the defaults" in said
-    assert parse_env_of(site) == {"DGPP_NODES": NODES}
-    status, said = setup("--deployment", str(config), answers="me\n~/my models\n")
+    assert parse_env_of(site) == {}
+    status, said = setup("--deployment", str(config), answers=f"{NODES}\nme\n~/my models\n")
     assert status == 0, said
-    assert "Machines" not in said
     assert "no RoCE device with an address on 127.0.0.1 127.0.0.2" in said
     known = parse_env_of(site)
     assert known == {
@@ -160,6 +164,101 @@ def test_another_version_there_is_named_or_replaced(site, setup, monkeypatch):
     assert brought == []
     setup("--yes", "--nodes", NODES)
     assert brought == ["127.0.0.2"]
+
+
+def lose(monkeypatch, host):
+    """`host` is not reached; what was asked of it is nothing that ssh lets in."""
+
+    class GoneNode(NearNode):
+        def reach(self, request, timeout_s):
+            if self.host == host:
+                raise UnreachableError(f"{self.name}: Could not resolve hostname (no such name)")
+            return super().reach(request, timeout_s)
+
+    monkeypatch.setattr("dgpp.cluster.deployment.RemoteNode", GoneNode)
+    monkeypatch.setattr("dgpp.cli.wizard.lets_in", lambda node: node.host != host)
+
+
+def test_answers_are_kept_when_all_machines_were_reached(site, setup, config, monkeypatch):
+    env = site.home / "site of mine.env"
+    env.write_text("# mine\nDGPP_LOG_LEVEL=debug\n")
+    with monkeypatch.context() as gone:
+        lose(gone, HOSTS[1])
+        words = ["--nodes", f"127.0.0.1 {HOSTS[1]}", "--ssh-user", "you", "--hub-cache", "~/wrong"]
+        status, said = setup("--yes", *words)
+        assert status == 1
+        assert f"rank 1 at {HOSTS[1]}: Could not resolve hostname" in said
+        assert (
+            f"{env}: DGPP_NODES, DGPP_SSH_USER, HF_HUB_CACHE: kept once all machines were reached"
+        ) in said
+        assert env.read_text() == "# mine\nDGPP_LOG_LEVEL=debug\n"
+        # What is known already is no answer of this run.
+        env.write_text(f"DGPP_NODES='127.0.0.1 {HOSTS[1]}'\nDGPP_SSH_USER=me\nHF_HUB_CACHE=/h\n")
+        assert "kept once" not in setup("--yes")[1]
+    status, said = setup("--yes", "--nodes", NODES, "--deployment", str(config), "--no-fetch")
+    assert parse_env_of(site)["DGPP_NODES"] == NODES
+
+
+def test_a_device_that_no_machine_has_is_asked_for_again(site, setup, config, monkeypatch):
+    gid = Gid(3, "fd00::1", "RoCE v2", "eth9")
+    lanes = [RoceDevice(n, "4: ACTIVE", "100 Gb/sec", "Ethernet", (gid,)) for n in ("r0", "r1")]
+    monkeypatch.setattr("dgpp.cluster.survey.devices", lambda: lanes)
+    _, said = setup(
+        *("--nodes", NODES, "--ssh-user", "me", "--hub-cache", "~/h", "--no-fetch"),
+        *("--deployment", str(config)),
+        answers="r9\nr1\n",
+    )
+    assert "no r9 on 127.0.0.1; there are r0 r1" in said
+    assert parse_env_of(site)["DGPP_ROCE_DEVICES"] == "r1"
+
+
+def test_other_ports_are_kept_where_the_deployment_is_silent(site, setup, config):
+    env = site.home / "site of mine.env"
+    usual = ["--yes", "--nodes", NODES, "--no-fetch"]
+    words = ["--port", "9001", "--journal-port", "9002", "--fabric-port", "9003"]
+    setup(*usual, "--deployment", str(config), *words)
+    known = parse_env_of(site)
+    assert {name: known[name] for name in known if name.endswith("_PORT")} == {
+        "DGPP_HTTP_PORT": "9001",
+        "DGPP_JOURNAL_PORT": "9002",
+        "DGPP_FABRIC_PORT": "9003",
+    }
+    assert load_settings(config, ()).http.port == 9001
+    # One that has its own says so, and nothing is kept.
+    document = json.loads(config.read_text())
+    config.write_text(json.dumps(document | {"http": {"port": 8000}}))
+    before = env.read_text()
+    status, said = setup(*usual, "--port", "9004")
+    assert status == 1
+    assert f"http.port: {config} says 8000 itself; change it there" in said
+    assert env.read_text() == before
+    status, said = setup(*usual, "--journal-port", "9003")
+    assert status == 1
+    assert "DGPP_JOURNAL_PORT: ports.journal: must differ from ports.fabric, both are 9003" in said
+    assert env.read_text() == before
+
+
+def test_a_template_with_a_port_of_its_own_gets_the_one_that_is_asked_for(site, setup):
+    setup("--yes", "--nodes", "localhost", "--no-fetch", "--port", "9005", "--deployment", OWN_PORT)
+    own = json.loads((site.home / "deployments" / OWN_PORT).read_text())
+    assert json.loads((ROOT / "deploy" / OWN_PORT).read_text())["http"]["port"] == 8000
+    assert own["http"]["port"] == 9005
+
+
+def test_the_commands_that_follow_reach_the_nodes_as_this_one_did(site, setup, config, tmp_path):
+    ssh = tmp_path / "an ssh config"
+    ssh.touch()
+    usual = ["--yes", "--nodes", NODES, "--deployment", str(config)]
+    status, said = setup(*usual, "--ssh-config", str(ssh), "--bin", "/opt/dgpp")
+    assert status == 0, said
+    named = f"DGPP_ENV_FILE='{site.home}/site of mine.env'"
+    for verb in ("up", "status", "logs -f", "down"):
+        (line,) = [line for line in said.splitlines() if f"dgpp {verb} " in line]
+        words = shlex.split(line, comments=True)
+        assert words[0] == shlex.split(named)[0]
+        assert words[-4:] == ["--bin", "/opt/dgpp", "--ssh-config", str(ssh)]
+        assert words[2:-4] == verb.split()
+    assert "dgpp chat  " in said
 
 
 @pytest.fixture

@@ -1,0 +1,82 @@
+"""What `dgpp up` would refuse of the settings alone, and how `doctor` and `setup` say it before."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from serving import TINY
+
+from dgpp.cli import main as cli
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """`call(words..., **document)`: the exit status and what was said, of one rank here."""
+    for name in [name for name in os.environ if name.startswith(("DGPP_", "HF_"))]:
+        monkeypatch.delenv(name)
+    (tmp_path / "empty.env").write_text("")
+    monkeypatch.setenv("DGPP_ENV_FILE", str(tmp_path / "empty.env"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = tmp_path / "c.json"
+
+    def run(*words, **document):
+        engine = {"backend": "scripted"}
+        config.write_text(json.dumps({"model": str(TINY), "engine": engine} | document))
+        status = cli.main([words[0], str(config), *words[1:]])
+        said = capsys.readouterr()
+        return status, said.out + said.err
+
+    return run
+
+
+OPEN = {"http": {"bind_host": "0.0.0.0"}}
+LATER = {"engine": {"backend": "scripted", "l2_prefetch_window_mib": 13}}
+ABSENT = {"release": "9.9"}
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (OPEN, "http.bind_host: 0.0.0.0 is reached from other machines"),
+        (LATER, "not supported yet: engine.l2_prefetch_window_mib"),
+        (ABSENT, "release: 9.9 is not installed in "),
+    ],
+)
+def test_doctor_says_what_up_would_refuse_and_goes_on(call, tmp_path, document, said):
+    status, found = call("up", **document)
+    assert (status, found.count("\n")) == (1, 1)
+    assert found.startswith(f"dgpp: error: {said}")
+    status, found = call("doctor", **document)
+    assert status == 1
+    assert f"{tmp_path}/c.json\n  error    {said}" in found
+    assert "rank 0 at localhost\n  ok  " in found
+
+
+def test_a_release_that_is_absent_is_named_with_what_installs_and_what_there_is(call, tmp_path):
+    releases = tmp_path / "dgpp" / "releases"
+    where = f"release: 9.9 is not installed in {releases} (DGPP_RELEASE_DIR): `dgpp install` takes"
+    listed = "its archive, `dgpp releases` lists what is there:"
+    assert f"{where} {listed} nothing\n" in call("up", "--release", "9.9")[1]
+    for version in ("1.0", "1.1"):
+        (releases / version / "venv" / "bin").mkdir(parents=True)
+        (releases / version / "venv" / "bin" / "dgpp").touch()
+    assert f"{where} {listed} 1.0, 1.1\n" in call("up", "--release", "9.9")[1]
+    # What ends ranks does not need it, and --bin is told instead of it.
+    assert call("down", **ABSENT) == (0, "not running\n")
+    assert "is not installed" not in call("doctor", "--bin", "/nowhere/dgpp", **ABSENT)[1]
+
+
+@pytest.mark.parametrize("verb", ["up", "down", "status", "doctor", "logs", "signal", "setup"])
+def test_an_ssh_config_that_is_no_file_is_named_with_what_to_do(
+    call, tmp_path, monkeypatch, capsys, verb
+):
+    absent = tmp_path / "no such file"
+    call("status")
+    monkeypatch.setenv("DGPP_CLUSTER_CONFIG", str(tmp_path / "c.json"))
+    words = {"signal": ["INT"], "setup": ["--yes"]}.get(verb, [])
+    assert cli.main([verb, *words, "--ssh-config", str(absent)]) == 1
+    told = f"no such file: {absent}; without the option ssh reads ~/.ssh/config"
+    assert capsys.readouterr().err == f"dgpp: error: --ssh-config: {told}\n"
+    assert (tmp_path / "empty.env").read_text() == ""
