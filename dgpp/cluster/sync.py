@@ -20,6 +20,8 @@ LEAST_FREE = 1 << 30
 """Bytes of a disk that a model never takes."""
 HASHED_PER_S = 100e6
 """Bytes that the slowest disk gives in a second: how long a node may take to hash its files."""
+ENDED_S = 0.1
+"""How soon a transfer is ended again that began while all were being ended."""
 TRIES = 2
 """How often a file is sent that arrives damaged."""
 
@@ -106,10 +108,12 @@ def each(peers: Sequence[Peer], act: Callable[[Peer], Result]) -> list[Result]:
         try:
             wait(waiting)
         except BaseException:
-            # An interruption need not wait until hundreds of gigabytes have gone.
-            end_all()
-            for peer in peers:
-                peer.node.close()
+            # An interruption need not wait until hundreds of gigabytes have gone, nor for what
+            # another thread was about to send.
+            while wait(waiting, ENDED_S).not_done:
+                end_all()
+                for peer in peers:
+                    peer.node.close()
             raise
     wrong = [error for done in waiting if (error := done.exception()) is not None]
     for error in wrong:

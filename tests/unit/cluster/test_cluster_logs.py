@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dgpp.cluster.errors import LockedError
+from dgpp.cluster.errors import LockedError, RecordError
 from dgpp.cluster.logs import merged
 from dgpp.cluster.place import Place, deployment_id, locked
 from dgpp.cluster.record import (
@@ -95,7 +95,8 @@ def test_exactly_the_process_that_was_started_is_signalled(sleeper, tmp_path):
     assert state_of(record) is State.ENDED
     assert not send(record, signal.SIGTERM)
     (tmp_path / "rank0.json").write_text("{")
-    assert read_record(tmp_path / "rank0.json") is None
+    with pytest.raises(RecordError, match=r"rank0\.json: cannot be read as the record"):
+        read_record(tmp_path / "rank0.json")
 
 
 def test_one_command_at_a_time_and_no_lock_outlives_its_process(tmp_path):

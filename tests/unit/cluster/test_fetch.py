@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from fake_hub import model_files
@@ -21,6 +22,8 @@ from fetch_site import (
     nothing_staged,
     without_rsync,
 )
+
+from dgpp.cluster import sync, transfer
 
 LONG_TAR = pytest.param("tar", marks=pytest.mark.long)
 
@@ -239,9 +242,26 @@ def test_an_interruption_ends_transfers_and_the_next_try_goes_on(site, tmp_path,
     assert site.snapshot(site.peers[1]) == site.wanted()
 
 
-def test_how_far_a_transfer_is_is_told(site, monkeypatch):
-    from dgpp.cluster import sync
+def test_a_transfer_that_begins_while_all_are_ended_is_ended_too():
+    class Peer:
+        node = SimpleNamespace(close=lambda: None)
 
+    begun, ended = time.monotonic(), []
+
+    def late(peer):
+        time.sleep(0.3)
+        with transfer._running(["sleep", "30"]) as process:
+            ended.append(process.wait())
+
+    interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        sync.each([Peer(), Peer()], late)
+    assert time.monotonic() - begun < 10
+    assert ended == [-signal.SIGTERM] * 2
+
+
+def test_how_far_a_transfer_is_is_told(site, monkeypatch):
     told = []
     real = sync.send
     monkeypatch.setattr(
