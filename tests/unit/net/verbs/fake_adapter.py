@@ -3,7 +3,8 @@
 Work moves when its sender polls: in pieces, in order, once. A queue pair's record is int64 words;
 behind them stand its sends, 8 words each, and its receives. A port's are whether it is dead, how
 many regions it has, and these: key, remote key, start, length. What goes wrong the record says, one
-in how many, by a generator of its own.
+in how many, by a generator of its own. A living network loses no piece as often as an adapter
+tries: one that gives up is right to, and over millions of pieces chance alone would see to it.
 """
 
 from __future__ import annotations
@@ -85,11 +86,8 @@ def move(pair: int, send: int) -> int:
     if not opens(p[PORT], s[_LKEY], 0, s[_START], s[_LENGTH]):
         return _LOCAL
     peer = view_i64(p[PEER], PAIR_WORDS)
-    if (
-        load_acquire(peer[PORT]) != 0
-        or load_acquire(p[PEER] + 8 * BROKEN) != 0
-        or one_in(pair, LOST)
-    ):
+    dead = load_acquire(peer[PORT]) != 0 or load_acquire(p[PEER] + 8 * BROKEN) != 0
+    if dead or (one_in(pair, LOST) and p[TRIES] < RETRIES):
         p[TRIES] += 1
         return _RETRIES_SPENT if p[TRIES] > RETRIES else 0
     if not opens(peer[PORT], s[_RKEY], 1, s[_REMOTE], s[_LENGTH]):

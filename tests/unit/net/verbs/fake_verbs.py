@@ -17,8 +17,9 @@ MOST_PAIRS = 64
 
 
 class Faults(NamedTuple):
-    """One in how many; 0 for never. `early`: a write arrives before the one posted ahead of it,
-    as memory behind an adapter may show it. `delayed`: one in how many polls moves anything."""
+    """One in how many; 0 for never. `lost`: but never so often in a row that an adapter gives up.
+    `early`: a write arrives before the one posted ahead of it, as memory behind an adapter may show
+    it. `delayed`: one in how many polls moves anything."""
 
     lost: int = 0
     doubled: int = 0

@@ -35,8 +35,11 @@ def completed(end, polls=20_000):
     return came
 
 
-@pytest.mark.parametrize("faults", [Faults(), Faults(lost=3, doubled=3, early=3, delayed=2)])
+@pytest.mark.parametrize(
+    "faults", [Faults(), Faults(lost=3, doubled=3, early=3, delayed=2), Faults(lost=1)]
+)
 def test_lost_and_doubled_pieces_are_mended(faults):
+    """Even where all is lost as often as an adapter tries again."""
     _fabric, a, b = connected(faults)
     a.mine[:] = np.random.default_rng(3).integers(0, 256, a.half)
     b.receive(7)
