@@ -19,7 +19,7 @@ from dgpp.cli import main as cli
 from dgpp.cluster import deployment
 from dgpp.cluster.agent import answer_bytes
 from dgpp.cluster.messages import Answer
-from dgpp.cluster.node import RemoteNode
+from dgpp.cluster.node import LocalNode, RemoteNode
 
 MODEL = "org/tiny-model"
 SHARD = "model-00001-of-00002.safetensors"
@@ -101,7 +101,7 @@ class NearNode(RemoteNode):
 
     homes: ClassVar[dict[str, Path]] = {}
     ssh_program = ""
-    _one_home = Lock()
+    one_home = Lock()
 
     def __init__(self, rank, host, program, *, user="", ssh=()) -> None:
         super().__init__(rank, host, program, user=user, ssh=(self.ssh_program,))
@@ -109,13 +109,21 @@ class NearNode(RemoteNode):
     def reach(self, request, timeout_s):
         import msgspec
 
-        with self._one_home:
+        with self.one_home:
             own, os.environ["HOME"] = os.environ["HOME"], str(self.homes[self.host])
             try:
                 said = answer_bytes(msgspec.json.encode(request))
             finally:
                 os.environ["HOME"] = own
         return msgspec.json.decode(said, type=Answer)
+
+
+class HereNode(LocalNode):
+    """This machine, not asked while a peer's home is this process's."""
+
+    def reach(self, request, timeout_s):
+        with NearNode.one_home:
+            return super().reach(request, timeout_s)
 
 
 class NearSite(Site):
@@ -139,6 +147,7 @@ class NearSite(Site):
         monkeypatch.setattr(NearNode, "homes", self.homes)
         monkeypatch.setattr(NearNode, "ssh_program", str(ssh))
         monkeypatch.setattr(deployment, "RemoteNode", NearNode)
+        monkeypatch.setattr(deployment, "LocalNode", HereNode)
         self.reach_hub(hub.url)
 
     def reach_hub(self, url: str, *, offline: bool = False) -> None:

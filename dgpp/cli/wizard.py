@@ -331,9 +331,13 @@ class Wizard:
 
     def _say_commands(self, deployment: Deployment) -> None:
         program = shlex.quote(str(Path(sys.prefix) / "bin" / "dgpp"))
-        if named := os.environ.get("DGPP_ENV_FILE", ""):
-            program = f"DGPP_ENV_FILE={shlex.quote(named)} {program}"
-        told = {"--bin": self._given.program, "--ssh-config": self._given.ssh_config}
+        if os.environ.get("DGPP_ENV_FILE", ""):
+            program = f"DGPP_ENV_FILE={shlex.quote(str(self._env.absolute()))} {program}"
+        ssh_config = self._access.ssh_config
+        told = {
+            "--bin": self._given.program,
+            "--ssh-config": ssh_config and str(Path(ssh_config).absolute()),
+        }
         by = "".join(f" {flag} {shlex.quote(value)}" for flag, value in told.items() if value)
         typer.echo(f"{program} up{by}        # start it; READY says that it serves")
         typer.echo(f"{program} status{by}    # which ranks run")

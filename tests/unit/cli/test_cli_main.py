@@ -324,6 +324,30 @@ def test_ctrl_c_ends_a_command_that_loads_and_interrupts_one_that_runs(loads, st
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
 
 
+LOST_AMID_AN_IMPORT = """
+import os, signal, sys
+sys.argv = ["dgpp", "--version"]
+
+def profile(frame, event, arg):
+    if event == "c_return" and frame.f_code.co_name == "cb" and arg.__name__ == "acquire_lock":
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.setprofile(profile)
+from dgpp.cli.entry import main
+sys.exit(main())
+"""
+
+
+def test_ctrl_c_that_python_loses_before_a_command_begins_ends_it_too():
+    """No exception leaves the callback of a module's lock, and the lock of imports stays held."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOST_AMID_AN_IMPORT], capture_output=True, check=False, timeout=60
+    )
+    assert b"Exception ignored in" in done.stderr
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, b"")
+
+
 def test_completion_knows_commands_and_flags():
     def complete(words):
         environ = os.environ | {
