@@ -9,6 +9,9 @@
 // A launch is one collective of as many messages to each peer as it has blocks, which go round the
 // lanes. Every peer is sent as many as it sends: one count of a lane's messages serves all. Blocks
 // announce their messages and give slots back in order, each after the one in front of it.
+//
+// A rank whose kernel gave up says nothing more: what it computes from then on is rubbish, with the
+// right numbers and hashes, and others may still be waiting for it.
 #include "common.cuh"
 #include "waiting.cuh"
 
@@ -23,8 +26,9 @@ enum { SEND, SEND_CELLS, CREDITS, RECEIVE, RECEIVE_CELLS, STAGED, STRIDE, SLOTS,
 // Behind what is counted: what a peer's message was of where it was not the one due.
 enum { OTHER_GENERATION = TOLD + TALLIES, OTHER_TAG };
 
-// Of the device's own counts: collectives, blocks of this one that have ended, messages of each lane.
-enum { NUMBER, TICKETS, SENT };
+// Of the device's own counts: collectives, blocks of this one that have ended, whether one gave up,
+// messages of each lane.
+enum { NUMBER, TICKETS, OVER, SENT };
 
 __device__ __forceinline__ u64 get_word(u64 at) { return *reinterpret_cast<volatile u64*>(at); }
 
@@ -57,11 +61,11 @@ __device__ __forceinline__ void put_cell(u64 at, const Cell& cell) {
     for (int i = 0; i < CELL_WORDS; ++i) put_word(at + 8 * i, cell.words[i]);
 }
 
-// What the threads of the block tell one another.
+// What the threads of the block tell one another. `over`: it waits, sends and gives back no more.
 struct Shared {
     u64 values[THREADS];
     u64 promised;
-    int over;
+    bool over;
 };
 
 // XOR over the block; every thread gets it.
@@ -88,12 +92,14 @@ struct Bus {
     i64 words;
     u64 generation = 0, number = 0;
     i64 lane = 0;
+    bool over = false;
 
     __device__ __forceinline__ void begin() {
         const volatile u64* told = counts;
         lane = blockIdx.x % lanes;
         generation = told[NUMBER] + 1;
         number = told[SENT + lane] + blockIdx.x / lanes + 1;
+        over = told[OVER] != 0;
     }
 
     __device__ __forceinline__ i64* channel(i64 peer) const {
@@ -113,8 +119,13 @@ struct Bus {
         return static_cast<u64>(channel[payloads]) + slot(channel) * channel[STRIDE];
     }
 
-    // One thread, of the last block that comes here: the collective is over.
-    __device__ __forceinline__ void count_on() const {
+    // One thread, of the last block that comes here: the collective is done. Where a block gave up
+    // none is ever again.
+    __device__ __forceinline__ void count_on(bool gave_up) const {
+        if (gave_up) {
+            counts[OVER] = 1;
+            return;
+        }
         if (atomicAdd(counts + TICKETS, 1ull) != gridDim.x - 1) return;
         counts[TICKETS] = 0;
         for (i64 of = 0; of < lanes; ++of) counts[SENT + of] += (gridDim.x - of + lanes - 1) / lanes;
@@ -122,73 +133,78 @@ struct Bus {
     }
 };
 
-// One thread: until the block of the message in front of this one has done the same.
-__device__ __forceinline__ void await_turn(i64* done, u64 number, int peer, Patience& patience) {
+// One thread: whether the block of the message in front of this one has done the same.
+__device__ __forceinline__ bool await_turn(i64* done, u64 number, int peer, Patience& patience) {
     while (get_flag(reinterpret_cast<u64>(done)) != number - 1) {
-        if (patience.lost(peer)) return;
+        if (patience.lost(peer)) return false;
     }
+    return true;
 }
 
-// One thread: until the message's slot is free, by the credit of the one that lay there.
-__device__ __forceinline__ void await_room(
+// One thread: whether the message's slot is free, by the credit of the one that lay there.
+__device__ __forceinline__ bool await_room(
     const Bus& bus, const i64* channel, int peer, Patience& patience) {
     const u64 slots = static_cast<u64>(channel[SLOTS]);
-    if (bus.number <= slots) return;
+    if (bus.number <= slots) return true;
     Cell credit;
     while (!get_cell(bus.cell(channel, CREDITS), credit) || credit.words[0] != bus.number - slots) {
-        if (patience.lost(peer)) return;
+        if (patience.lost(peer)) return false;
     }
+    return true;
 }
 
-// One thread: the payload has been written; the poller may post it.
-__device__ __forceinline__ void announce(
+// One thread: the payload has been written; the poller may post it. Whether it may.
+__device__ __forceinline__ bool announce(
     const Bus& bus, i64* channel, u64 told, int peer, Patience& patience) {
     Cell cell = {{bus.number, bus.generation, told,
                   8 * static_cast<u64>(bus.words) | bus.slot(channel) << 32, bus.tag, 0, 0, 0}};
     cell.words[CELL_WORDS - 1] = cell.seal();
     put_cell(bus.cell(channel, SEND_CELLS), cell);
-    await_turn(channel + SEQUENCE, bus.number, peer, patience);
+    if (!await_turn(channel + SEQUENCE, bus.number, peer, patience)) return false;
     __threadfence_system();
     put_flag(channel[READY], bus.number);
     put_flag(reinterpret_cast<u64>(channel + SEQUENCE), bus.number);
+    return true;
 }
 
-// One thread: the hash that the message's cell promises. Called off where it does not come, or is of
-// another collective.
-__device__ __forceinline__ u64 await_cell(
-    const Bus& bus, const i64* channel, int peer, Patience& patience) {
+// One thread: whether the message's cell came, whose hash is then `promised`. One of another
+// collective calls all off.
+__device__ __forceinline__ bool await_cell(
+    const Bus& bus, const i64* channel, int peer, Patience& patience, u64& promised) {
     Cell cell;
     while (!get_cell(bus.cell(channel, RECEIVE_CELLS), cell) || cell.words[0] != bus.number) {
-        if (patience.lost(peer)) return 0;
+        if (patience.lost(peer)) return false;
     }
-    if (cell.words[1] != bus.generation || cell.words[4] != bus.tag) {
-        bus.host[OTHER_GENERATION] = cell.words[1];
-        bus.host[OTHER_TAG] = cell.words[4];
-        if (bus.host[FAILED] == 0) bus.host[FAILED] = static_cast<u64>(peer) + 1;
-        bus.host[ABORT] = 1;
-    }
-    return cell.words[2];
+    promised = cell.words[2];
+    if (cell.words[1] == bus.generation && cell.words[4] == bus.tag) return true;
+    bus.host[OTHER_GENERATION] = cell.words[1];
+    bus.host[OTHER_TAG] = cell.words[4];
+    patience.give_up(peer);
+    return false;
 }
 
-// One thread: the message has been read; its credit may go back.
-__device__ __forceinline__ void give_back(
+// One thread: the message has been read; its credit may go back. Whether it may.
+__device__ __forceinline__ bool give_back(
     const Bus& bus, i64* channel, int peer, Patience& patience) {
     Cell cell;
     get_cell(bus.cell(channel, RECEIVE_CELLS), cell);
     put_cell(bus.cell(channel, STAGED), cell);
-    await_turn(channel + GIVEN, bus.number, peer, patience);
+    if (!await_turn(channel + GIVEN, bus.number, peer, patience)) return false;
     __threadfence_system();
     put_flag(channel[RELEASED], bus.number);
     put_flag(reinterpret_cast<u64>(channel + GIVEN), bus.number);
+    return true;
 }
 
 // The words of one message into registers, once all of them hash to what the cell promises.
 __device__ __forceinline__ void take(
     const Bus& bus, i64* channel, int peer, u64 (&mine)[ITEMS], Patience& patience, Shared& shared) {
-    if (threadIdx.x == 0) shared.promised = await_cell(bus, channel, peer, patience);
+    if (threadIdx.x == 0 && !shared.over) {
+        shared.over = !await_cell(bus, channel, peer, patience, shared.promised);
+    }
     __syncthreads();
     const u64 payload = bus.payload(channel, RECEIVE);
-    while (true) {
+    while (!shared.over) {
         u64 told = 0;
 #pragma unroll
         for (int item = 0; item < ITEMS; ++item) {
@@ -198,13 +214,14 @@ __device__ __forceinline__ void take(
             told ^= hashed(mine[item], i);
         }
         if (block_xor(told, shared) == shared.promised) return;
-        if (threadIdx.x == 0) shared.over = bus.host[ABORT] != 0 || patience.lost(peer);
+        if (threadIdx.x == 0 && (bus.host[ABORT] != 0 || patience.lost(peer))) {
+            patience.give_up(peer);
+            shared.over = true;
+        }
         __syncthreads();
-        if (!shared.over) continue;
-        // What goes on computing must find nothing out of range.
-        for (int item = 0; item < ITEMS; ++item) mine[item] = 0;
-        return;
     }
+    // What goes on computing must find nothing out of range.
+    for (int item = 0; item < ITEMS; ++item) mine[item] = 0;
 }
 
 // This block's words to all and theirs from all: `read(i)` gives word i, `got(rank, words)` is told
@@ -214,6 +231,7 @@ __device__ __forceinline__ void exchange(
     const Bus& bus, Patience& patience, Shared& shared, Read read, Got got) {
     u64 own[ITEMS];
     u64 told = 0;
+    if (threadIdx.x == 0) shared.over = bus.over;
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
         const i64 i = static_cast<i64>(item) * THREADS + threadIdx.x;
@@ -225,8 +243,11 @@ __device__ __forceinline__ void exchange(
     for (i64 shift = 1; shift < bus.world; ++shift) {
         const int peer = static_cast<int>((bus.rank + shift) % bus.world);
         i64* channel = bus.channel(peer);
-        if (threadIdx.x == 0) await_room(bus, channel, peer, patience);
+        if (threadIdx.x == 0 && !shared.over) {
+            shared.over = !await_room(bus, channel, peer, patience);
+        }
         __syncthreads();
+        if (shared.over) break;
         const u64 payload = bus.payload(channel, SEND);
 #pragma unroll
         for (int item = 0; item < ITEMS; ++item) {
@@ -236,7 +257,7 @@ __device__ __forceinline__ void exchange(
         }
         __threadfence_system();
         __syncthreads();
-        if (threadIdx.x == 0) announce(bus, channel, told, peer, patience);
+        if (threadIdx.x == 0) shared.over = !announce(bus, channel, told, peer, patience);
     }
     for (i64 from = 0; from < bus.world; ++from) {
         if (from == bus.rank) {
@@ -248,9 +269,11 @@ __device__ __forceinline__ void exchange(
         take(bus, bus.channel(peer), peer, theirs, patience, shared);
         got(from, theirs);
         __syncthreads();
-        if (threadIdx.x == 0) give_back(bus, bus.channel(peer), peer, patience);
+        if (threadIdx.x == 0 && !shared.over) {
+            shared.over = !give_back(bus, bus.channel(peer), peer, patience);
+        }
     }
-    if (threadIdx.x == 0) bus.count_on();
+    if (threadIdx.x == 0) bus.count_on(shared.over);
 }
 
 __device__ __forceinline__ float2 two_floats(u64 bits) {

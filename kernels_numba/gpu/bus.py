@@ -23,7 +23,7 @@ MOST_BLOCKS = 32
 """Messages that one launch sends to each peer at most."""
 _MAPPED = 2
 """cudaHostRegisterMapped."""
-_COUNTS = 2
+_COUNTS = 3
 """Of the device, before those of each lane."""
 
 Tags: TypeAlias = Callable[[bool, int], int]
@@ -102,7 +102,8 @@ class BusRanks:
         self._channels.board.limit(seconds)
 
     def abort(self) -> None:
-        """Let kernels that wait end at once, with rubbish; so do all later ones."""
+        """Let kernels that wait end at once, with rubbish; so do all later ones. None of it goes to
+        other ranks."""
         self._channels.board.abort()
 
     def failed(self) -> int:

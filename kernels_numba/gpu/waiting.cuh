@@ -44,9 +44,14 @@ struct Patience {
         if (++polls % POLLS != 0) return false;
         if (began == 0) began = now_ns();
         if (host[ABORT] == 0 && now_ns() - began < host[LIMIT_NS]) return false;
+        give_up(rank);
+        return true;
+    }
+
+    // The first one who does is told to the host, and all others end at once.
+    __device__ __forceinline__ void give_up(int rank) const {
         if (host[FAILED] == 0) host[FAILED] = static_cast<u64>(rank) + 1;
         host[ABORT] = 1;
-        return true;
     }
 
     // One more of `kind`, with `bytes` of this rank's. Nobody reads the sums here: nothing waits.

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ from dgpp.net.verbs.devices import open_devices
 from dgpp.net.verbs.errors import BusError
 from dgpp.net.verbs.frames import Geometry
 from dgpp.net.verbs.slots import device_records
+from kernels_numba.cpu import bus
 from kernels_numba.gpu.bus import BusChannels, BusRanks
 from kernels_numba.gpu.errors import CudaError
 
@@ -272,25 +274,60 @@ def test_what_the_bus_cannot_sum_is_named(devices) -> None:
 
 def test_another_collective_is_told() -> None:
     others = [tagged, lambda gather, size: tagged(not gather, size)]
-    devices = Devices(2, 1, FAULTS[0], others)
+    with closing(Devices(2, 1, FAULTS[0], others)) as devices:
 
-    def go(rank, memory):
-        memory.all_reduce(1, tensor(np.ones((1, WIDTH), np.float32)), add=False)
-        return memory.failed(), memory.other()
+        def go(rank, memory):
+            memory.all_reduce(1, tensor(np.ones((1, WIDTH), np.float32)), add=False)
+            return memory.failed(), memory.other()
 
-    told = devices.run(go)
-    assert told == [(1, (1, tagged(True, 4 * WIDTH))), (0, (1, tagged(False, 4 * WIDTH)))]
-    devices.close()
+        told = devices.run(go)
+        assert told == [(1, (1, tagged(True, 4 * WIDTH))), (0, (1, tagged(False, 4 * WIDTH)))]
 
 
 @pytest.mark.parametrize("count", [1, CAPACITY])
 def test_a_missing_rank_lets_go(count) -> None:
-    alone = Devices(2, 1, FAULTS[0])
-    out, memory = tensor(np.ones((count, WIDTH), np.float32)), alone.sums[0]
-    waiting = alone.pool.submit(memory.all_reduce, count, out, add=False)
-    time.sleep(0.05)
-    assert not waiting.done()
-    memory.abort()
-    waiting.result(30)
-    assert memory.failed() == 1
-    alone.close()
+    with closing(Devices(2, 1, FAULTS[0])) as alone:
+        out, memory = tensor(np.ones((count, WIDTH), np.float32)), alone.sums[0]
+        waiting = alone.pool.submit(memory.all_reduce, count, out, add=False)
+        time.sleep(0.05)
+        assert not waiting.done()
+        memory.abort()
+        waiting.result(30)
+        assert memory.failed() == 1
+
+
+def test_a_rank_that_gave_up_sends_nothing_more() -> None:
+    """What it sent before is right; what it would send from then on is of sums that were not."""
+    with closing(Devices(2, 1, FAULTS[0])) as devices:
+        first, second = devices.sums
+        out = tensor(np.ones((1, WIDTH), np.float32))
+        first.partial.array[:1, :WIDTH] = 3
+        waiting = devices.pool.submit(first.all_reduce, 1, out, add=False)
+        time.sleep(0.05)
+        first.abort()
+        waiting.result(30)
+        assert first.failed() == 1
+        first.all_reduce(1, out, add=False)
+        second.partial.array[:1, :WIDTH] = 4
+        second.all_reduce(1, out, add=False)
+        assert (second.failed(), set(out.array[0])) == (-1, {7.0})
+        second.limit(0.1)
+        second.all_reduce(1, out, add=False)
+        assert second.failed() == 0
+
+
+def test_a_message_that_never_gets_whole_is_told_when_the_wait_is_called_off() -> None:
+    with closing(Devices(2, 1, FAULTS[0])) as devices:
+        record = device_records(devices.pollers[1].slab)[0, 0]
+        words, memory = np.ones(WIDTH // 2, np.int64), devices.sums[0]
+        bus.send(
+            int(record.ctypes.data), int(words.ctypes.data), words.nbytes, 5, 1,
+            tagged(False, words.nbytes),
+        )  # fmt: skip
+        out = tensor(np.ones((1, WIDTH), np.float32))
+        waiting = devices.pool.submit(memory.all_reduce, 1, out, add=False)
+        time.sleep(0.05)
+        assert not waiting.done()
+        memory.abort()
+        waiting.result(30)
+        assert (memory.failed(), memory.other()) == (1, (0, 0))
