@@ -88,10 +88,11 @@ class VerbsCollective(HostCollective):
     def _summing(self, total: Sum) -> tuple[int, Callable[[Sum], None]]:
         if self._is_small(total.bytes):
             return max(1, total.rows), self._reduce_small
-        room = sums.rows_per_segment(self._ends, total.width)
+        room = sums.rows_per_segment(self._ends, total.width, total.wire)
         if room == 0:
             slot = self.slab.layout.geometry.bulk_slot_bytes
-            raise too_wide(4 * total.width, f"a bulk slot of {slot}")
+            size = sums.bytes_of_value(self.world, total.wire)
+            raise too_wide(size * total.width, f"a bulk slot of {slot}")
         return room, self._reduce_bulk
 
     def _reduce_small(self, piece: Sum) -> None:
@@ -100,7 +101,7 @@ class VerbsCollective(HostCollective):
 
     def _reduce_bulk(self, piece: Sum) -> None:
         mark = self._begin(Kind.ALL_REDUCE, piece.bytes)
-        self._run(sums.striped(self._ends, mark, piece, self._scratch), mark)
+        self._run(sums.in_stripes(self._ends, mark, piece, self._scratch), mark)
 
     def _gathering(self, size: int) -> tuple[int, Callable[[Bytes, Bytes], None]]:
         room = sums.bytes_per_gather(self._ends)

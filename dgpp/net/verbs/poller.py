@@ -70,6 +70,10 @@ class Poller:
         self.rank, self.layout = rank, layout
         self.slab = BusSlab(files, rank, layout)
         self._mesh = Mesh(ports, rank, layout, self.slab.address)
+        self._queues = {queue.fd: queue for queue in self._mesh.queues}
+        self._bells = select.poll()
+        for fd in (self.slab.bell, *self._queues):
+            self._bells.register(fd, select.POLLIN)
         self._nap_s = default_nap_s(layout.world) if nap_s is None else nap_s
         self._bulk_out = bulk_out
         self._pace = tuple(
@@ -148,7 +152,7 @@ class Poller:
 
     def _nap(self, carrier: Carrier, until_s: float) -> None:
         """Sleep until there is something to do, or the clock reads `until_s`."""
-        slab, queues = self.slab, {queue.fd: queue for queue in self._mesh.queues}
+        slab, queues = self.slab, self._queues
         bus.set_word(slab.rests, 1)
         try:
             for queue in queues.values():
@@ -161,7 +165,7 @@ class Poller:
             if Pool.DEVICE in self.layout.geometry.pools:
                 time.sleep(min(DOZE_S, wait_s))
                 wait_s = 0.0
-            for fd in self._bells(wait_s):
+            for fd, _event in self._bells.poll(1e3 * wait_s):
                 if fd == slab.bell:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(fd)
@@ -169,13 +173,6 @@ class Poller:
                     queues[fd].quiet()
         finally:
             bus.set_word(slab.rests, 0)
-
-    def _bells(self, timeout_s: float) -> list[int]:
-        """Which of the bell and the queues' fds are readable, after `timeout_s` at most."""
-        bells = select.poll()
-        for fd in (self.slab.bell, *(queue.fd for queue in self._mesh.queues)):
-            bells.register(fd, select.POLLIN)
-        return [fd for fd, _event in bells.poll(1e3 * timeout_s)]
 
     def stop(self) -> None:
         self._stopped = True

@@ -1,5 +1,8 @@
 """What ranks exchange over the bus, step by step: small sums in one shot, large ones in stripes.
 
+Stripes go round the lanes. Two ranks swap all their rows and both add all up; more than two share
+them, which is fewer bytes but one more round.
+
 Each is a generator that does what it can and yields what it waits for. Sums begin with rank 0's
 values and add the others in rank order, each element by itself, by the functions that ranks of one
 host use: the bits are theirs.
@@ -13,12 +16,14 @@ import numpy as np
 
 from dgpp.net.host import Bytes
 from dgpp.net.rows import Sum
-from dgpp.net.verbs.slots import Ends, Mark, Until
+from dgpp.net.verbs.slots import End, Ends, Mark, Until
 from kernels_numba.cpu import bus, exchange
 from kernels_numba.cpu.memory import Block, allocate
 
 WORD = 8
 _F32 = 4
+_PAIR = 2
+"""Ranks."""
 
 Steps = Generator[Until, None, None]
 
@@ -54,10 +59,7 @@ def one_shot(ends: Ends, mark: Mark, total: Sum, scratch: Scratch) -> Steps:
     scratch.set_part(ends.rank, own)
     for peer in ends.peers:
         scratch.set_part(peer, (yield from ends.latency(peer).take(mark)))
-    exchange.sum_rows(
-        scratch.parts, ends.world, total.rows, total.width, total.wire,
-        scratch.at("sums", _F32 * total.width), total.out, total.out_stride, int(total.add),
-    )  # fmt: skip
+    _put_sums(ends.world, total, scratch)
     for peer in ends.peers:
         bus.give_back(ends.latency(peer).record)
 
@@ -88,7 +90,7 @@ def gather_small(ends: Ends, mark: Mark, sent: Bytes, out: Bytes) -> Steps:
 
 def gather_bulk(ends: Ends, mark: Mark, sent: Bytes, out: Bytes) -> Steps:
     """As gather_small, in stripes over all lanes."""
-    step = ends.bulk(ends.peers[0], 0).slot_bytes
+    step = _slot_bytes(ends)
     starts = range(0, sent.size, step)
     for stripe, first in enumerate(starts):
         part = _padded(sent[first : first + step])
@@ -105,60 +107,83 @@ def gather_bulk(ends: Ends, mark: Mark, sent: Bytes, out: Bytes) -> Steps:
     ends.poke()
 
 
-def striped(ends: Ends, mark: Mark, total: Sum, scratch: Scratch) -> Steps:
+def in_stripes(ends: Ends, mark: Mark, total: Sum, scratch: Scratch) -> Steps:
+    """A sum of at most `rows_per_segment` rows."""
+    return (swapped if ends.world == _PAIR else shared)(ends, mark, total, scratch)
+
+
+def swapped(ends: Ends, mark: Mark, total: Sum, scratch: Scratch) -> Steps:
+    """Each of two ranks sends all its rows to the other, and both add up all."""
+    (peer,) = ends.peers
+    (pieces,) = _cut(ends, total)
+    own = []
+    for stripe, piece in enumerate(pieces):
+        own.append((yield from _fill(ends.bulk(peer, stripe), mark, piece)))
+        ends.poke()
+    for stripe, piece in enumerate(pieces):
+        end = ends.bulk(peer, stripe)
+        # What was sent stands in its slot: none is filled again before the next sum.
+        scratch.set_part(ends.rank, own[stripe])
+        scratch.set_part(peer, (yield from end.take(mark)))
+        _put_sums(ends.world, piece, scratch)
+        bus.give_back(end.record)
+    ends.poke()
+
+
+def shared(ends: Ends, mark: Mark, total: Sum, scratch: Scratch) -> Steps:
     """Reduce-scatter, then all-gather: each rank adds up its share of the rows and sends the sums,
-    in float32, to the others. Shares go in stripes, round the lanes."""
-    plan = StripePlan(ends, total)
-    for stripe in range(plan.most):
+    in float32, to the others."""
+    shares = _cut(ends, total)
+    # The last shares may be shorter.
+    stripes = range(len(shares[0]))
+    for stripe in stripes:
         for peer in ends.peers:
-            if (piece := plan.piece(peer, stripe)) is None:
-                continue
-            end = ends.bulk(peer, stripe)
-            yield from end.room()
-            target = bus.next_payload(end.record)
-            _stage(piece, target)
-            hashed = bus.fold(target, whole_words(piece.bytes))
-            bus.announce(end.record, piece.bytes, hashed, *mark)
-            ends.poke()
-    for stripe in range(plan.most):
-        if (piece := plan.piece(ends.rank, stripe)) is not None:
-            yield from _sum_stripe(ends, mark, piece, stripe, scratch)
-    for stripe in range(plan.most):
+            for piece in shares[peer][stripe : stripe + 1]:
+                yield from _fill(ends.bulk(peer, stripe), mark, piece)
+                ends.poke()
+    for stripe, piece in enumerate(shares[ends.rank]):
+        yield from _sum_stripe(ends, mark, piece, stripe, scratch)
+    for stripe in stripes:
         for peer in ends.peers:
-            if (piece := plan.piece(peer, stripe)) is None:
-                continue
-            end = ends.bulk(peer, stripe)
-            _put_totals((yield from end.take(mark)), piece)
-            bus.give_back(end.record)
-            ends.poke()
+            for piece in shares[peer][stripe : stripe + 1]:
+                end = ends.bulk(peer, stripe)
+                _put_totals((yield from end.take(mark)), piece)
+                bus.give_back(end.record)
+                ends.poke()
 
 
-class StripePlan:
-    """Which rows of a sum are whose, and how a share is cut: the same on all ranks."""
-
-    def __init__(self, ends: Ends, total: Sum) -> None:
-        self._total = total
-        self._share = -(-total.rows // ends.world)
-        room = rows_per_stripe(ends, total.width)
-        self._step = max(1, min(room, -(-self._share // ends.lanes)))
-        self.most = -(-self._share // self._step)
-
-    def piece(self, rank: int, stripe: int) -> Sum | None:
-        """Of rank `rank`'s share; None where it has no such stripe."""
-        begin = rank * self._share + stripe * self._step
-        end = min(begin + self._step, (rank + 1) * self._share, self._total.rows)
-        return self._total.piece(begin, end - begin) if begin < end else None
+def _shares(world: int) -> int:
+    """In how many a large sum goes."""
+    return 1 if world == _PAIR else world
 
 
-def rows_per_stripe(ends: Ends, width: int) -> int:
-    """Sums travel as float32 whatever the wire."""
-    return ends.bulk(ends.peers[0], 0).slot_bytes // (_F32 * width)
+def bytes_of_value(world: int, wire: int) -> int:
+    """On its way in a large sum, at most."""
+    return wire if world == _PAIR else _F32
 
 
-def rows_per_segment(ends: Ends, width: int) -> int:
-    """Most rows that one striped sum takes: a share's stripes then have slots of their own."""
+def _cut(ends: Ends, total: Sum) -> list[list[Sum]]:
+    """The stripes of every share: the same on all ranks."""
+    shares, size = _shares(ends.world), bytes_of_value(ends.world, total.wire)
+    share = -(-total.rows // shares)
+    step = max(1, min(_slot_bytes(ends) // (size * total.width), -(-share // ends.lanes)))
+    cut = []
+    for begin in range(0, shares * share, share):
+        end = min(begin + share, total.rows)
+        cut.append([total.piece(at, min(step, end - at)) for at in range(begin, end, step)])
+    return cut
+
+
+def rows_per_segment(ends: Ends, width: int, wire: int) -> int:
+    """Most rows of `width` values that one sum in stripes takes: these then have slots of their
+    own. 0 where a row does not fit into a slot."""
+    shares, size = _shares(ends.world), bytes_of_value(ends.world, wire)
     slots = ends.bulk(ends.peers[0], 0).slots
-    return ends.world * rows_per_stripe(ends, width) * slots * ends.lanes
+    return shares * (_slot_bytes(ends) // (size * width)) * slots * ends.lanes
+
+
+def _slot_bytes(ends: Ends) -> int:
+    return ends.bulk(ends.peers[0], 0).slot_bytes
 
 
 def bytes_per_gather(ends: Ends) -> int:
@@ -168,8 +193,10 @@ def bytes_per_gather(ends: Ends) -> int:
 
 
 def _sum_stripe(ends: Ends, mark: Mark, piece: Sum, stripe: int, scratch: Scratch) -> Steps:
-    own = scratch.at("own", piece.bytes)
-    _stage(piece, own)
+    own = piece.partial
+    if piece.wire != _F32 or piece.partial_stride != _F32 * piece.width:
+        own = scratch.at("own", piece.bytes)
+        _stage(piece, own)
     scratch.set_part(ends.rank, own)
     for peer in ends.peers:
         scratch.set_part(peer, (yield from ends.bulk(peer, stripe).take(mark)))
@@ -183,6 +210,14 @@ def _sum_stripe(ends: Ends, mark: Mark, piece: Sum, stripe: int, scratch: Scratc
     yield from _to_all(ends, mark, sums, size, stripe)
 
 
+def _put_sums(world: int, piece: Sum, scratch: Scratch) -> None:
+    """Of all parts that `scratch` was told."""
+    exchange.sum_rows(
+        scratch.parts, world, piece.rows, piece.width, piece.wire,
+        scratch.at("sums", _F32 * piece.width), piece.out, piece.out_stride, int(piece.add),
+    )  # fmt: skip
+
+
 def _put_totals(sums: int, piece: Sum) -> None:
     exchange.put_totals(sums, piece.rows, piece.width, piece.out, piece.out_stride, int(piece.add))
 
@@ -193,6 +228,15 @@ def _stage(piece: Sum, target: int) -> None:
         piece.partial, piece.partial_stride, piece.rows, piece.width, piece.wire, target
     )
     bus.pad(target, piece.bytes)
+
+
+def _fill(end: End, mark: Mark, piece: Sum) -> Generator[Until, None, int]:
+    """The rows into the next slot, whose address it returns."""
+    yield from end.room()
+    target = int(bus.next_payload(end.record))
+    _stage(piece, target)
+    bus.announce(end.record, piece.bytes, bus.fold(target, whole_words(piece.bytes)), *mark)
+    return target
 
 
 def _to_all(ends: Ends, mark: Mark, source: int, size: int, stripe: int | None = None) -> Steps:

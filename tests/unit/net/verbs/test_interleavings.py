@@ -77,10 +77,10 @@ class Engine:
         if total.bytes <= SMALL.latency_slot_bytes:
             yield from sums.one_shot(self.ends, mark, total, self.scratch)
         else:
-            room = sums.rows_per_segment(self.ends, total.width)
+            room = sums.rows_per_segment(self.ends, total.width, total.wire)
             for first in range(0, total.rows, room):
                 piece = total.piece(first, min(room, total.rows - first))
-                yield from sums.striped(self.ends, mark, piece, self.scratch)
+                yield from sums.in_stripes(self.ends, mark, piece, self.scratch)
         self.results.append(out)
 
 
