@@ -43,7 +43,7 @@ cd "$ROOT"
 
 if [ "$roce" = 1 ]; then
     [ -n "${DGPP_TEST_ROCE_DEVICES:-}" ] || exec scripts/roce-vm test
-    exec "$PY" -m pytest -q tests/roce
+    exec "$PY" -m pytest -q -m 'not long' tests/roce
 fi
 
 # One BLAS thread: two collapse when something else runs beside them. OPENBLAS_CORETYPE stays as

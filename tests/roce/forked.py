@@ -41,6 +41,7 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
     world: int
     port: int
     token: bytes = b"t" * 32
+    package: str
     geometry: Geometry = GEOMETRY
     timeout_s: float = PATIENCE_S
 
@@ -67,7 +68,7 @@ class _Rank:
 
     def __init__(self, how: How, listener: socket.socket) -> None:
         lanes = chosen(how.devices, [how.gid] * len(how.devices))
-        library = load()
+        library = load([how.package])
         ports = [library.open(lane, how.gid) for lane in lanes]
         layout = Layout(how.geometry, len(ports), how.world)
         files = create_bus(layout)
@@ -139,18 +140,20 @@ class Fell(Exception):
 
 
 @functools.cache
-def _warm(devices: tuple[str, ...], gid: int) -> None:
+def _warm(devices: tuple[str, ...], gid: int, package: str) -> None:
     """All that Numba and the verbs library set up at the first call, before the ranks part."""
-    with bus(devices, gid, 2) as go:
+    with bus(devices, gid, 2, [package]) as go:
         go(lambda rank: exercise(rank, WIDTH))
 
 
 class Ranks:
     """Ranks 0, 1, … of one bus, rank r on device r of `devices`, in turn."""
 
-    def __init__(self, world: int, devices: list[str], gid: int, /, **told: Any) -> None:
+    def __init__(
+        self, world: int, devices: list[str], gid: int, package: str = "pyverbs", /, **told: Any
+    ) -> None:
         """`told[name][rank]` differs from what the other ranks are told."""
-        _warm(tuple(devices), gid)
+        _warm(tuple(devices), gid, package)
         fork = multiprocessing.get_context("fork")
         self._pipes, self._processes = [], []
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -159,7 +162,7 @@ class Ranks:
                 how = How(
                     **{
                         "devices": [devices[rank % len(devices)]], "gid": gid, "rank": rank,
-                        "world": world, "port": listener.getsockname()[1],
+                        "world": world, "port": listener.getsockname()[1], "package": package,
                     } | own
                 )  # fmt: skip
                 mine, theirs = fork.Pipe()

@@ -6,10 +6,12 @@ import signal
 import subprocess
 
 import pytest
+from ends import either
 from forked import Fell, ranks
 from whole_bus import GEOMETRY, WIDTH
 
 from dgpp.net.verbs.frames import Geometry
+from dgpp.net.verbs.packages import PACKAGES
 
 SIZES = {
     2: [(1, 1), (1, 5), (1, WIDTH), (2, WIDTH), (37, 1000), (128, WIDTH), (1024, WIDTH)],
@@ -33,9 +35,10 @@ def loss():
         subprocess.run(["tc", "qdisc", "del", "dev", pair, "root"], check=True)
 
 
+@either
 @pytest.mark.parametrize("world", [2, 4])
-def test_every_size_is_summed_in_rank_order(devices, gid_index, world):
-    with ranks(world, devices, gid_index) as bus:
+def test_every_size_is_summed_in_rank_order(devices, gid_index, world, package):
+    with ranks(world, devices, gid_index, package) as bus:
         bus.joined().all("serve")
         for rows, width in SIZES[world]:
             assert all(bus.all("sums", rows, width)), (rows, width)
@@ -45,25 +48,38 @@ def test_every_size_is_summed_in_rank_order(devices, gid_index, world):
         assert all(bus.all("close"))
 
 
-def test_two_lanes_carry_one_sum(devices, gid_index):
-    lanes = {0: devices, 1: devices[::-1]}
-    with ranks(2, devices, gid_index, devices=lanes) as bus:
+@pytest.mark.long
+def test_ranks_need_not_have_the_same_package(devices, gid_index, package):
+    other = next(name for name in PACKAGES if name != package)
+    with ranks(2, devices, gid_index, package, package={1: other}) as bus:
         bus.joined()
         for rows in (1, 40):
             assert all(bus.all("sums", rows, WIDTH)), rows
         assert all(bus.all("close"))
 
 
-def test_what_the_wire_loses_is_sent_again(devices, gid_index, loss):
-    with ranks(2, devices, gid_index) as bus:
+@either
+def test_two_lanes_carry_one_sum(devices, gid_index, package):
+    lanes = {0: devices, 1: devices[::-1]}
+    with ranks(2, devices, gid_index, package, devices=lanes) as bus:
+        bus.joined()
+        for rows in (1, 40):
+            assert all(bus.all("sums", rows, WIDTH)), rows
+        assert all(bus.all("close"))
+
+
+@either
+def test_what_the_wire_loses_is_sent_again(devices, gid_index, loss, package):
+    with ranks(2, devices, gid_index, package) as bus:
         bus.joined()
         for rows, times in ((1, 8), (64, 1)):
             assert all(bus.all("sums", rows, WIDTH, times)), rows
 
 
+@either
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_dies_or_freezes_is_named_by_the_others(devices, gid_index, fault):
-    with ranks(2, devices, gid_index) as bus:
+def test_a_rank_that_dies_or_freezes_is_named_by_the_others(devices, gid_index, fault, package):
+    with ranks(2, devices, gid_index, package) as bus:
         bus.joined().all("serve")
         bus.all("sums", 1, WIDTH)
         bus.signal(1, fault)

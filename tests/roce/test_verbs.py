@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import msgspec
 import numpy as np
 import pytest
-from ends import close_end, open_end
+from ends import close_end, either, open_end
 from verbs_end import Done, Told
 
 from dgpp.net.roce import chosen
@@ -46,9 +46,10 @@ def test_writes_that_are_told_cross_both_ways(ends):
         assert np.array_equal(other.theirs[:100], np.arange(100))
 
 
-def test_every_size_arrives_whole(devices, gid_index):
+@either
+def test_every_size_arrives_whole(devices, gid_index, package):
     noise = np.random.default_rng(1).integers(0, 256, MOST, np.uint8)
-    with connected(devices, gid_index, half=MOST) as (end, other):
+    with connected(devices, gid_index, package=package, half=MOST) as (end, other):
         for place, size in enumerate(SIZES):
             end.mine[:size] = noise[:size] ^ np.uint8(place)
             other.theirs[size : size + 8] = place
@@ -104,9 +105,9 @@ def test_what_cannot_be_had_is_named(devices, gid_index, package):
     port.close()
 
 
-def live(device, gid_index, pipe):
+def live(device, gid_index, package, pipe):
     """The peer that is killed: says where it is reached, and receives one write."""
-    end = open_end(device, gid_index)
+    end = open_end(device, gid_index, package)
     end.receive(1)
     pipe.send_bytes(msgspec.json.encode(end.told()))
     end.connect(msgspec.json.decode(pipe.recv_bytes(), type=Told))
@@ -116,13 +117,14 @@ def live(device, gid_index, pipe):
     pipe.recv_bytes()
 
 
-def test_a_killed_peer_is_named(devices, gid_index):
+@either
+def test_a_killed_peer_is_named(devices, gid_index, package):
     # Forked, so that an emulated processor imports nothing anew.
     fork = multiprocessing.get_context("fork")
     pipe, theirs = fork.Pipe()
-    peer = fork.Process(target=live, args=(devices[1], gid_index, theirs), daemon=True)
+    peer = fork.Process(target=live, args=(devices[1], gid_index, package, theirs), daemon=True)
     peer.start()
-    end = open_end(devices[0], gid_index)
+    end = open_end(devices[0], gid_index, package)
     end.connect(msgspec.json.decode(pipe.recv_bytes(), type=Told))
     pipe.send_bytes(msgspec.json.encode(end.told()))
     assert pipe.recv_bytes() == b"connected"
