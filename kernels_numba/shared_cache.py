@@ -28,15 +28,25 @@ class SharedCache:
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """The compiled function, or None where this process is the one to compile it."""
-        found = self._cache.load_overload(signature, target)
+        found = self._load(signature, target)
         if found is None:
             if self._depth == 0:
                 self._lock = hold(self._path)
             self._depth += 1
-            found = self._cache.load_overload(signature, target)
+            found = self._load(signature, target)
             if found is not None:
                 self._release()
         return found
+
+    def _load(self, signature: Any, target: Any) -> Any:
+        try:
+            return self._cache.load_overload(signature, target)
+        except Exception:  # noqa: BLE001 - a file that lost its end raises whatever its bytes say
+            # As a machine leaves them that stops while it writes: compiled and written anew, by
+            # whoever has the lock.
+            if self._depth:
+                self._cache.flush()
+            return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         try:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from kernels_numba import jit
 from kernels_numba.entry_lock import held, hold, let_go
 
 TWO_KERNELS = """
@@ -86,3 +90,24 @@ def test_whoever_dies_holds_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_takes_no_lock_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert hold(tmp_path / "file" / "entry") is None
+
+
+@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
+@pytest.mark.parametrize("kept", [0.0, 0.5])
+def test_an_entry_that_lost_its_end_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, kept: float
+) -> None:
+    """As files are after the machine stopped while they were written."""
+    monkeypatch.setattr(jit.config, "CACHE_DIR", str(tmp_path / "cache"))
+    script = tmp_path / "kernels.py"
+    script.write_text("from kernels_numba import jit\n@jit.kernel()\ndef f(x):\n    return x * 3\n")
+    hits = []
+    for _ in range(3):
+        f = runpy.run_path(str(script))["f"]
+        assert f(2) == 6
+        hits.append(sum(f.stats.cache_hits.values()))
+        if len(hits) == 1:
+            (file,) = (tmp_path / "cache").rglob(f"*{ending}")
+            os.truncate(file, int(kept * file.stat().st_size))
+    # Made anew by the second, found by the third.
+    assert hits == [0, 0, 1]
