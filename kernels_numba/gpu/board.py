@@ -28,14 +28,15 @@ class Tally(NamedTuple):
 
 
 class Board:
-    """Pinned words, and the counters on the device whose values come there."""
+    """Pinned words, and the counters on the device whose values come there; behind these, whether a
+    kernel gave up."""
 
     def __init__(self) -> None:
         cupy = load_cupy()
         words = _OTHER_TAG + 1
         self._words = np.frombuffer(cupy.cuda.alloc_pinned_memory(8 * words), np.uint64, words)
         self._words[:] = 0
-        self._tallies = cupy.zeros(_TALLIES, cupy.uint64)
+        self._tallies = cupy.zeros(_TALLIES + 1, cupy.uint64)
         self._cycle_ns = 1e6 / max(1, cupy.cuda.Device().attributes["ClockRate"])
         self.addresses = (int(self._tallies.data.ptr), int(self._words.ctypes.data))
         """What kernels are told: the counters, then the words."""

@@ -9,9 +9,6 @@
 // A launch is one collective of as many messages to each peer as it has blocks, which go round the
 // lanes. Every peer is sent as many as it sends: one count of a lane's messages serves all. Blocks
 // announce their messages and give slots back in order, each after the one in front of it.
-//
-// A rank whose kernel gave up says nothing more: what it computes from then on is rubbish, with the
-// right numbers and hashes, and others may still be waiting for it.
 #include "common.cuh"
 #include "waiting.cuh"
 
@@ -26,9 +23,8 @@ enum { SEND, SEND_CELLS, CREDITS, RECEIVE, RECEIVE_CELLS, STAGED, STRIDE, SLOTS,
 // Behind what is counted: what a peer's message was of where it was not the one due.
 enum { OTHER_GENERATION = TOLD + TALLIES, OTHER_TAG };
 
-// Of the device's own counts: collectives, blocks of this one that have ended, whether one gave up,
-// messages of each lane.
-enum { NUMBER, TICKETS, OVER, SENT };
+// Of the device's own counts: collectives, blocks of this one that have ended, messages of each lane.
+enum { NUMBER, TICKETS, SENT };
 
 __device__ __forceinline__ u64 get_word(u64 at) { return *reinterpret_cast<volatile u64*>(at); }
 
@@ -88,18 +84,17 @@ struct Bus {
     i64* channels;
     u64* counts;
     u64 tag;
+    u64* tally;
     volatile u64* host;
     i64 words;
     u64 generation = 0, number = 0;
     i64 lane = 0;
-    bool over = false;
 
     __device__ __forceinline__ void begin() {
         const volatile u64* told = counts;
         lane = blockIdx.x % lanes;
         generation = told[NUMBER] + 1;
         number = told[SENT + lane] + blockIdx.x / lanes + 1;
-        over = told[OVER] != 0;
     }
 
     __device__ __forceinline__ i64* channel(i64 peer) const {
@@ -119,13 +114,8 @@ struct Bus {
         return static_cast<u64>(channel[payloads]) + slot(channel) * channel[STRIDE];
     }
 
-    // One thread, of the last block that comes here: the collective is done. Where a block gave up
-    // none is ever again.
-    __device__ __forceinline__ void count_on(bool gave_up) const {
-        if (gave_up) {
-            counts[OVER] = 1;
-            return;
-        }
+    // One thread, of the last block that comes here: the collective is over.
+    __device__ __forceinline__ void count_on() const {
         if (atomicAdd(counts + TICKETS, 1ull) != gridDim.x - 1) return;
         counts[TICKETS] = 0;
         for (i64 of = 0; of < lanes; ++of) counts[SENT + of] += (gridDim.x - of + lanes - 1) / lanes;
@@ -231,7 +221,7 @@ __device__ __forceinline__ void exchange(
     const Bus& bus, Patience& patience, Shared& shared, Read read, Got got) {
     u64 own[ITEMS];
     u64 told = 0;
-    if (threadIdx.x == 0) shared.over = bus.over;
+    if (threadIdx.x == 0) shared.over = has_given_up(bus.tally);
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
         const i64 i = static_cast<i64>(item) * THREADS + threadIdx.x;
@@ -273,7 +263,7 @@ __device__ __forceinline__ void exchange(
             shared.over = !give_back(bus, bus.channel(peer), peer, patience);
         }
     }
-    if (threadIdx.x == 0) bus.count_on(shared.over);
+    if (threadIdx.x == 0) bus.count_on();
 }
 
 __device__ __forceinline__ float2 two_floats(u64 bits) {
@@ -301,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bus_reduce(
     let_next_start();
     wait_for_previous();
     const i64 each = width / 2, first = begin + static_cast<i64>(blockIdx.x) * share;
-    Bus bus{rank, world, lanes, channels, counts, tag, host, own_words(first, end, share)};
+    Bus bus{rank, world, lanes, channels, counts, tag, tally, host, own_words(first, end, share)};
     bus.begin();
     Patience patience{host, blockIdx.x == 0 && threadIdx.x == 0};
     float2 sums[ITEMS];
@@ -340,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bus_gather(
     let_next_start();
     wait_for_previous();
     const i64 first = begin + static_cast<i64>(blockIdx.x) * share;
-    Bus bus{rank, world, lanes, channels, counts, tag, host, own_words(first, end, share)};
+    Bus bus{rank, world, lanes, channels, counts, tag, tally, host, own_words(first, end, share)};
     bus.begin();
     Patience patience{host, blockIdx.x == 0 && threadIdx.x == 0};
     if (patience.noted) {

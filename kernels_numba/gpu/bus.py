@@ -23,7 +23,7 @@ MOST_BLOCKS = 32
 """Messages that one launch sends to each peer at most."""
 _MAPPED = 2
 """cudaHostRegisterMapped."""
-_COUNTS = 3
+_COUNTS = 2
 """Of the device, before those of each lane."""
 
 Tags: TypeAlias = Callable[[bool, int], int]

@@ -6,7 +6,8 @@
 //
 // The number is kept on the device and counted there, since a recorded graph replays its arguments.
 // Lines have two sides, used in turn. A rank that begins collective g has all lines of g - 1, whose
-// senders have left g - 2: no line is overwritten before it was read.
+// senders have left g - 2: no line is overwritten before it was read. A rank that gave up has numbers
+// that nobody waits for.
 #include "common.cuh"
 #include "waiting.cuh"
 
@@ -14,6 +15,7 @@ constexpr int MOST_RANKS = 8;
 constexpr int THREADS = 256;
 constexpr int BLOCKS = 64;
 constexpr int LARGE_BLOCKS = 128;
+constexpr u64 NOBODY_S = 1ull << 63;
 
 typedef unsigned __int128 u128;
 
@@ -47,9 +49,12 @@ __device__ __forceinline__ Line get_line(u64 at) {
 __device__ __forceinline__ bool is_first_thread() { return blockIdx.x == 0 && threadIdx.x == 0; }
 
 // The number of this launch, the same in all of its blocks until all have said `count_on`.
-__device__ __forceinline__ u64 number_of(const u64* counter) {
+__device__ __forceinline__ u64 number_of(const u64* counter, const u64* tally) {
     __shared__ u64 number;
-    if (threadIdx.x == 0) number = *static_cast<const volatile u64*>(counter) + 1;
+    if (threadIdx.x == 0) {
+        number = (*static_cast<const volatile u64*>(counter) + 1)
+            | (has_given_up(tally) ? NOBODY_S : 0);
+    }
     __syncthreads();
     return number;
 }
@@ -115,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_small(
         own = four_at(partial, stride, first, each);
         if (add) held = *four_at(out, out_stride, first, each);
     }
-    const u64 number = number_of(counter);
+    const u64 number = number_of(counter, tally);
     for (u32 i = first; i < items; i += BLOCKS * THREADS) {
         const float4 v = i == first ? own : four_at(partial, stride, i, each);
         for (int shift = 1; shift < world; ++shift) {
@@ -162,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather_words(
     RANK_TABLE;
     let_next_start();
     wait_for_previous();
-    const u64 number = number_of(counter);
+    const u64 number = number_of(counter, tally);
     const i64 first = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     for (i64 i = first; i < words; i += BLOCKS * THREADS) {
         const u64 word = source[i];
@@ -198,7 +203,7 @@ __device__ __forceinline__ void meet(
         const i64 mine = (step * world + rank) * LARGE_BLOCKS + blockIdx.x;
         const i64 theirs = (step * world + other) * LARGE_BLOCKS + blockIdx.x;
         __threadfence_system();
-        put_flag(ranks.base[other] + flags + 8 * mine, number);
+        if (number < NOBODY_S) put_flag(ranks.base[other] + flags + 8 * mine, number);
         while (get_flag(ranks.base[rank] + flags + 8 * theirs) < number) {
             if (patience.lost(static_cast<int>(other))) break;
         }
@@ -214,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) reduce_large(
     RANK_TABLE;
     let_next_start();
     wait_for_previous();
-    const u64 number = number_of(counter);
+    const u64 number = number_of(counter, tally);
     // The first thread that waits for another rank.
     Patience patience{host, blockIdx.x == 0 && threadIdx.x == (rank == 0 ? 1 : 0)};
     meet(ranks, flags, 0, rank, world, number, patience);

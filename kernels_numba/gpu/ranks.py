@@ -98,7 +98,8 @@ class RankMemory:
         self._board.limit(seconds)
 
     def abort(self) -> None:
-        """Let kernels that wait end at once, with rubbish; so do all later ones."""
+        """Let kernels that wait end at once, with rubbish; so do all later ones. None of it goes to
+        other ranks."""
         self._board.abort()
 
     def failed(self) -> int:

@@ -6,8 +6,10 @@ constexpr int POLLS = 1024;
 enum { ABORT = 0, FAILED = 1, LIMIT_NS = 2, TOLD = 3 };
 
 // What is counted on the device, where replays count as well. WAITED is in cycles: the clock that
-// knows the time takes as long to read as a line takes to come.
-enum { SUMS = 0, GATHERS = 1, BYTES = 2, WAITS = 3, WAITED = 4, TALLIES = 5 };
+// knows the time takes as long to read as a line takes to come. Behind that: whether a kernel gave up.
+// Its rank says nothing more: what it computes from then on is rubbish, with the right numbers, and
+// others may still be waiting for it.
+enum { SUMS = 0, GATHERS = 1, BYTES = 2, WAITS = 3, WAITED = 4, TALLIES = 5, GAVE_UP = TALLIES };
 
 __device__ __forceinline__ void put_flag(u64 at, u64 number) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" :: "l"(at), "l"(number) : "memory");
@@ -31,6 +33,10 @@ __device__ __forceinline__ u64 now_cycles() {
     return now;
 }
 
+__device__ __forceinline__ bool has_given_up(const u64* tally) {
+    return static_cast<const volatile u64*>(tally)[GAVE_UP] != 0;
+}
+
 // Polls that take too long, or that the host has called off. FAILED gets 1 + the missing rank. The
 // thread that is `noted` says how long it waited.
 struct Patience {
@@ -38,6 +44,7 @@ struct Patience {
     bool noted;
     int polls = 0;
     u64 began = 0, since = 0;
+    bool over = false;
 
     __device__ __forceinline__ bool lost(int rank) {
         if (polls == 0 && noted) since = now_cycles();
@@ -49,13 +56,16 @@ struct Patience {
     }
 
     // The first one who does is told to the host, and all others end at once.
-    __device__ __forceinline__ void give_up(int rank) const {
+    __device__ __forceinline__ void give_up(int rank) {
+        over = true;
         if (host[FAILED] == 0) host[FAILED] = static_cast<u64>(rank) + 1;
         host[ABORT] = 1;
     }
 
-    // One more of `kind`, with `bytes` of this rank's. Nobody reads the sums here: nothing waits.
+    // All threads, at the end: one more of `kind`, with `bytes` of this rank's. Nobody reads the sums
+    // here: nothing waits.
     __device__ __forceinline__ void note(u64* tally, int kind, u64 bytes) const {
+        if (over) tally[GAVE_UP] = 1;
         if (!noted) return;
         atomicAdd(tally + kind, 1ull);
         atomicAdd(tally + BYTES, bytes);

@@ -215,6 +215,25 @@ def test_a_wait_that_is_called_off_ends_and_says_for_whom(count) -> None:
     world.ranks[0].all_reduce(count, out, add=False)
 
 
+@pytest.mark.parametrize("then", [3, CAPACITY])
+@pytest.mark.parametrize("count", [3, CAPACITY])
+def test_a_rank_that_gave_up_sends_nothing_more(count, then) -> None:
+    """What it sent before is right; what it would send from then on is of sums that were not. A
+    block that begins when another has given up sends nothing either."""
+    first, second = World(2).ranks
+    out = tensor(np.zeros((CAPACITY, WIDTH), np.float32))
+    first.partial.array[:, :WIDTH], second.partial.array[:, :WIDTH] = 3, 4
+    first.limit(0.1)
+    first.all_reduce(count, out, add=False)
+    first.all_reduce(then, out, add=False)
+    assert first.failed() == 1
+    second.limit(0.1)
+    second.all_reduce(count, out, add=False)
+    assert second.failed() == 0 or set(out.array[count - 1]) == {7.0}
+    second.all_reduce(then, out, add=False)
+    assert second.failed() == 0
+
+
 def test_what_ranks_cannot_sum_is_named() -> None:
     with pytest.raises(Exception, match="rows of 6 values: sums over GPUs take whole fours"):
         RankMemory(EmulatedKernels(), 0, 0, 2, 1, 6)
