@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
-from kernels_numba.gpu.source import RING_BYTES, Unit, few_strips, few_unit, linear_unit
+from kernels_numba.gpu.source import (
+    ALONE_RING_BYTES,
+    RING_BYTES,
+    Unit,
+    few_strips,
+    few_unit,
+    linear_unit,
+)
 from kernels_numba.weights import Form
 
 WARPS = 8
@@ -17,21 +25,42 @@ SIZE = 8
 STRIP_SUMS = 512
 """Bytes of one warp's sums of a strip with SIZE rows."""
 BAND = 8
-"""Weight rows that are dealt as one. A strip, what a matrix instruction takes, has two bands, or
-one of gate rows and its one of up rows."""
+"""Weight rows of half a matrix instruction. A strip, what it takes, has two bands, or one of gate
+rows and its one of up rows."""
 MOST_CUTS = 0xFFFFFFFF
 """linear_few.cu cuts bands into items in 32 bits."""
 
 
+Shares: TypeAlias = "tuple[int, int, int]"
+"""Of a matrix alone: units of every block in each turn, in how many turns it takes one more, and
+how many blocks take one more in the last. Zeros where items are dealt one by one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """A kernel, items per tile of rows of x, blocks, and a block's shared memory in bytes."""
+    """A kernel, items per tile of rows of x (of a matrix alone: of each block), blocks, a block's
+    shared memory in bytes, and shares."""
 
     unit: Unit
     name: str
     groups: int
     blocks: int
     shared: int
+    shares: Shares = (0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Strips of an item at most, items per tile or of each block, blocks, shares."""
+
+    strips: int
+    groups: int
+    blocks: int
+    shares: Shares = (0, 0, 0)
+
+    @property
+    def alone(self) -> bool:
+        return any(self.shares)
 
 
 @cache
@@ -45,19 +74,42 @@ def deal(
     """
     blocks, bands = BLOCKS_EACH * processors, -(-rows // BAND)
     each = 1 if kind == "gated" else 2
+    ring = RING_BYTES
     if size == SIZE and bands * tiles > each * blocks:
-        strips = strips_of(bands * tiles, each, blocks, few_strips(form))
-        groups = groups_of(bands, each * strips, tiles, blocks)
-        if bands * groups > MOST_CUTS:
+        made = _few(form, bands, each, tiles, processors)
+        if bands * made.groups > MOST_CUTS:
             raise ValueError(f"a matrix of {rows} rows has too many for a streaming launch")
-        unit, name = few_unit(form, group), f"{kind}_few_{strips}"
+        unit, name = few_unit(form, group, alone=made.alone), f"{kind}_few_{made.strips}"
+        ring = ALONE_RING_BYTES if made.alone else RING_BYTES
     else:
         every = -(-bands // each)
         strips = _broad(form, every * tiles, size, processors)
         groups = -(-every // strips)
+        made = Cut(strips, groups, min(groups * tiles, blocks))
         unit, name = linear_unit(form, group), f"{kind}_{size}_{strips}"
-    shared = RING_BYTES + STRIP_SUMS * WARPS * strips * size // SIZE
-    return Deal(unit, name, groups, min(groups * tiles, blocks), shared)
+    shared = ring + STRIP_SUMS * WARPS * made.strips * size // SIZE
+    return Deal(unit, name, made.groups, made.blocks, shared, made.shares)
+
+
+def _few(form: Form, bands: int, each: int, tiles: int, processors: int) -> Cut:
+    """How linear_few.cu takes `bands`, `each` of which make a strip.
+
+    A matrix alone is dealt in bands where memory is what it waits for, bf16, else in strips. Of
+    FP8, less than two strips a block are more for half the blocks: the next kernel's stand beside
+    them from the start.
+    """
+    choices, blocks = few_strips(form), BLOCKS_EACH * processors
+    if tiles > 1:
+        strips = strips_of(bands * tiles, each, blocks, choices)
+        groups = groups_of(bands, each * strips, tiles, blocks)
+        return Cut(strips, groups, min(groups * tiles, blocks))
+    if form is Form.FP8_BLOCK and bands < 2 * each * blocks:
+        blocks = processors
+    unit = 1 if form is Form.BF16 else each
+    groups, shares = shares_of(-(-bands // unit), choices[-1] * each // unit, blocks)
+    longest = (shares[0] + (shares[1] > 0 or shares[2] > 0)) * unit
+    strips = next(choice for choice in choices if choice * each >= longest)
+    return Cut(strips, groups, blocks, shares)
 
 
 def _broad(form: Form, strips: int, size: int, processors: int) -> int:
@@ -68,6 +120,16 @@ def _broad(form: Form, strips: int, size: int, processors: int) -> int:
     if form is Form.FP8_BLOCK:
         return 1
     return 2 if strips >= processors else 1
+
+
+def shares_of(units: int, most: int, blocks: int) -> tuple[int, Shares]:
+    """In how many turns to deal a matrix of `units` to `blocks`, at most `most` to each in a turn,
+    and its shares: all blocks have the same in all, up to one."""
+    whole, rest = divmod(units, blocks)
+    turns = max(1, -(-whole // most))
+    if whole // turns + (rest > 0) > most:
+        turns += 1
+    return turns, (*divmod(whole, turns), rest)
 
 
 def strips_of(bands: int, each: int, blocks: int, choices: Sequence[int]) -> int:

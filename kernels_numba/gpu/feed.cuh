@@ -1,9 +1,8 @@
 // What the streaming kernel (linear.cu) works on, and how it comes to a warp: weights through shared
 // memory, their scales and rows of x in registers, all asked for ahead of time.
 //
-// Weight rows come in bands of eight. An item is a share of the bands, as even as they can be cut,
-// against one tile of rows of x. A strip is what one matrix instruction takes: two bands (GATED: one of
-// gate rows and its one of up rows).
+// A strip is what one matrix instruction takes: two bands of eight rows (GATED: one of gate rows and its
+// one of up rows). An item is some strips that follow one another, against one tile of rows of x.
 
 // 16-byte units of a row's chunk that one lane reads.
 constexpr int UNITS = CHUNK_BYTES / 64;
@@ -25,13 +24,22 @@ struct Slot {
     uint4 data[2][UNITS][32];
 };
 
-// An item's bands.
+// Weight rows (GATED: gate rows) of a strip.
 template <bool GATED>
-struct Bands {
-    int first, last;
+constexpr int STRIP = GATED ? BAND : 2 * BAND;
+
+// What rows are dealt in: strips where a matrix alone waits for arithmetic, full ones or not; else bands,
+// since it is bytes that take the time.
+template <bool GATED>
+constexpr int UNIT = ALONE && FORMAT != 1 ? STRIP<GATED> : BAND;
+
+// An item's rows `first` ... `behind` - 1; none where `behind` is not above `first`.
+template <bool GATED>
+struct Span {
+    int first, behind;
 
     __device__ __forceinline__ int strips() const {
-        return GATED ? last - first : (last - first + 1) / 2;
+        return (behind - first + STRIP<GATED> - 1) / STRIP<GATED>;
     }
 };
 
@@ -44,13 +52,24 @@ struct Work {
     // Rows of the fixed tile (0: there is none), the first one in x, and where its output goes.
     int rows;
     u32 from, to;
+    Shares shares;
     const int4* tiles;
     const int* gather;
 
-    __device__ __forceinline__ Bands<GATED> bands(int group) const {
-        const u32 all = (n + BAND - 1) / BAND;
-        return {static_cast<int>(group * all / groups),
-                static_cast<int>((group + 1) * all / groups)};
+    __device__ __forceinline__ Span<GATED> span(int group) const {
+        u32 begin, end;
+        if constexpr (ALONE) {
+            const u32 turn = group, own = shares.each + (turn < shares.more ? 1 : 0);
+            const u32 before = shares.each * turn + min(turn, shares.more);
+            const u32 rest = turn + 1 == static_cast<u32>(groups) ? shares.rest : 0;
+            begin = gridDim.x * before + blockIdx.x * own + min(blockIdx.x, rest);
+            end = begin + own + (blockIdx.x < rest ? 1 : 0);
+        } else {
+            const u32 units = (n + UNIT<GATED> - 1) / UNIT<GATED>;
+            begin = group * units / groups;
+            end = (group + 1) * units / groups;
+        }
+        return {static_cast<int>(begin) * UNIT<GATED>, min(n, static_cast<int>(end) * UNIT<GATED>)};
     }
     __device__ __forceinline__ Tile tile(int index) const {
         return index == 0 ? Tile{0, 0, rows} : tile_of(tiles, index - 1, 0, 0);
@@ -86,8 +105,8 @@ struct Lines {
         own = 0;
         if (turn.tile >= known) return;
         const bool fixed = turn.fixed();
-        const Bands<GATED> bands = work.bands(turn.group);
-        const int first = BAND * bands.first + threadIdx.x % 32 / 4;
+        const Span<GATED> span = work.span(turn.group);
+        const int first = span.first + threadIdx.x % 32 / 4;
         const u32 row = work.base(work.tile(turn.tile)) + first, each = scales ? SCALE_ROWS : 1;
         const u8* base = scales ? (fixed ? work.fixed.scale : work.dealt.scale)
                                 : (fixed ? work.fixed.data : work.dealt.data);
@@ -96,7 +115,7 @@ struct Lines {
         low = row_of(base + offset, row / each, stride);
         high = row_of(low, (GATED ? work.n : BAND) / each, stride);
         step = (GATED ? BAND : 2 * BAND) / each * stride;
-        own = (min(work.n, BAND * bands.last) - first + BAND - 1) / BAND;
+        own = (span.behind - first + BAND - 1) / BAND;
     }
 
     // Whether the lane has a row in this half of a strip.

@@ -5,13 +5,16 @@
 // itself into its own places of shared memory, some chunks ahead and across items, so that nothing in
 // the loop waits for another warp. Rows of x stay in registers while an item's strips meet them.
 //
-// The grid is what fits the device; a block's items follow one another. Blocks ask for their first
-// weights before the kernels in front of them have ended, unless those say which weights.
+// The grid is what fits the device; a block's items follow one another. Of a matrix alone all blocks have
+// the same to do, up to a strip or a band: the last one to end decides when the next kernel begins.
+// Blocks ask for their first weights before the kernels in front of them have ended, unless those say
+// which weights.
 #include "common.cuh"
 #include "weights.cuh"
 #include "streamed.cuh"
 #include "feed.cuh"
 
+// ALONE: one matrix, dealt by its shares; else items are dealt one by one.
 // Strips of which a warp multiplies one beside the other.
 constexpr int SIDE_BY_SIDE = FORMAT == 1 ? 2 : 1;
 
@@ -126,7 +129,7 @@ __device__ __forceinline__ void multiply(
 template <int STRIPS, bool GATED>
 __device__ __forceinline__ void finish(
     const Sums (&sums)[STRIPS], float4* shared, const Work<GATED>& work, Output output,
-    const Bands<GATED>& bands, const Tile& tile, bool fixed) {
+    const Span<GATED>& span, const Tile& tile, bool fixed) {
     // By now all have read the item before.
     __syncthreads();
 #pragma unroll
@@ -139,8 +142,7 @@ __device__ __forceinline__ void finish(
     const float* flat = reinterpret_cast<const float*>(shared);
     output.factors = fixed ? work.fixed.factors : work.dealt.factors;
     const u32 base = work.base(tile);
-    const int behind = min(work.n, BAND * bands.last);
-    for (int index = threadIdx.x; index < 64 * bands.strips(); index += 32 * WARPS) {
+    for (int index = threadIdx.x; index < 64 * span.strips(); index += 32 * WARPS) {
         const int column = index % 8, row = index / 8 % 8, m = index / 64;
         if (column >= tile.count) continue;
         const float* at = flat + (m * 32 + 4 * row + column / 2) * 4 + column % 2;
@@ -151,12 +153,12 @@ __device__ __forceinline__ void finish(
             second += at[w * STRIPS * 128 + 2];
         }
         const i64 to = (fixed ? work.to : tile.first) + column;
-        const int n = BAND * bands.first + m * (GATED ? BAND : 2 * BAND) + row;
+        const int n = span.first + m * STRIP<GATED> + row;
         if (GATED) {
-            if (n < behind) output.gated(to, n, base + n, base + n + work.n, first, second);
+            if (n < span.behind) output.gated(to, n, base + n, base + n + work.n, first, second);
         } else {
-            if (n < behind) output.plain(to, n, base + n, first);
-            if (n + BAND < behind) output.plain(to, n + BAND, base + n + BAND, second);
+            if (n < span.behind) output.plain(to, n, base + n, first);
+            if (n + BAND < span.behind) output.plain(to, n + BAND, base + n + BAND, second);
         }
     }
 }
@@ -245,7 +247,7 @@ __device__ __forceinline__ void linear(
     float4* shared = reinterpret_cast<float4*>(memory);
     const int warp = threadIdx.x / 32;
     let_next_start();
-    Turn turn(work.groups, work.rows > 0);
+    Turn turn(work.groups, work.rows > 0, ALONE);
     Run<STRIPS, GATED> run(
         work, shared + WARPS * STRIPS * 32, turn, run_begin(warp, chunks),
         run_begin(warp + 1, chunks));
@@ -255,17 +257,19 @@ __device__ __forceinline__ void linear(
     while (turn.tile < tiles) {
         const int index = turn.tile;
         const Tile tile = work.tile(index);
-        const Bands<GATED> bands = work.bands(turn.group);
+        const Span<GATED> span = work.span(turn.group);
         turn.next();
         Sums sums[STRIPS];
-        run.sum(sums, bands.strips(), turn);
-        finish(sums, shared, work, output, bands, tile, index == 0);
+        run.sum(sums, span.strips(), turn);
+        finish(sums, shared, work, output, span, tile, index == 0);
     }
 }
 
 #define LINEAR(NAME, STRIPS, GATED)                                                               \
     STREAMING(NAME, 2) {                                                                          \
-        const Work<GATED> work{STREAMED, tiles, gather};                                          \
+        const Shares shares{static_cast<u32>(each), static_cast<u32>(more),                       \
+                            static_cast<u32>(rest)};                                              \
+        const Work<GATED> work{STREAMED, shares, tiles, gather};                                  \
         const Output output{out, out_stride, out_wide, nullptr, bias, add};                       \
         linear<STRIPS, GATED>(work, static_cast<int>(chunks), output, used);                      \
     }

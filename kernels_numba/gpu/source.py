@@ -49,6 +49,8 @@ HEAD_STEP = 32
 RING_BYTES = 96 << 10
 """Shared memory in which a streaming block holds weights on their way: two blocks, of this kernel
 or of the next, share a processor."""
+ALONE_RING_BYTES = 64 << 10
+"""The same where linear_few.cu takes a matrix alone: what is left caches rows of x and scales."""
 FORMS = ((Form.BF16, 0), (Form.NVFP4, 0), (Form.FP8_BLOCK, 128), (Form.FP8_BLOCK, 32))
 """Forms and, for FP8, the groups of values that share a scale."""
 
@@ -67,8 +69,13 @@ def few_strips(form: Form) -> tuple[int, ...]:
     return (2, 4 if form is Form.NVFP4 else 3)
 
 
-def few_unit(form: Form, group: int = 0) -> Unit:
-    return Unit("linear_few", (*_format(form, group), ("RING", RING_BYTES)))
+def few_unit(form: Form, group: int = 0, *, alone: bool = False) -> Unit:
+    ring = ALONE_RING_BYTES if alone else RING_BYTES
+    return Unit("linear_few", (*_format(form, group), ("RING", ring), ("ALONE", int(alone))))
+
+
+def alone_unit(form: Form, group: int = 0) -> Unit:
+    return few_unit(form, group, alone=True)
 
 
 def tile_unit(form: Form, group: int = 0) -> Unit:
@@ -129,7 +136,9 @@ RANDOM, STEP, COLLECTIVE, BUS = (
 
 def shared_units() -> list[Unit]:
     """What every model may need, whatever its heads."""
-    matrices = [unit(*form) for unit in (linear_unit, few_unit, tile_unit) for form in FORMS]
+    matrices = [
+        unit(*form) for unit in (linear_unit, few_unit, alone_unit, tile_unit) for form in FORMS
+    ]
     return [ROWS, MOE, PICK, STEP, *matrices, *map(wide_unit, WIDE_FORMS)]
 
 

@@ -17,12 +17,19 @@ struct Item {
     __device__ __forceinline__ bool fixed() const { return tile == 0; }
 };
 
-// Items of one block, in turn.
+// How a matrix alone is dealt, in whole units of rows: in each turn every block takes `each` of them, in
+// the first `more` turns one more, and of the last turn the first `rest` blocks one more.
+struct Shares {
+    u32 each, more, rest;
+};
+
+// Items of one block, in turn. Of a matrix alone its groups are the turns.
 struct Turn : Item {
     int tiles_on, groups_on, groups;
 
-    __device__ __forceinline__ Turn(int groups_of, bool has_fixed) : groups(groups_of) {
-        const int index = blockIdx.x, step = gridDim.x;
+    __device__ __forceinline__ Turn(int groups_of, bool has_fixed, bool alone = false)
+        : groups(groups_of) {
+        const int index = alone ? 0 : blockIdx.x, step = alone ? 1 : gridDim.x;
         tile = index / groups + (has_fixed ? 0 : 1);
         group = index % groups;
         tiles_on = step / groups;
@@ -46,7 +53,8 @@ struct Turn : Item {
         const u8* dealt, i64 dealt_stride, const u8* dealt_scale, i64 dealt_scale_stride,         \
         const float* dealt_factors, i64 n, i64 groups, i64 chunks, const u16* x, i64 x_stride,    \
         void* out, i64 out_stride, i64 out_wide, const float* bias, i64 add, i64 rows, i64 from,  \
-        i64 to, const int4* tiles, const int* used, const int* gather)
+        i64 to, const int4* tiles, const int* used, const int* gather, i64 each, i64 more,        \
+        i64 rest)
 
 #define STREAMED                                                                                  \
     Matrix{data, static_cast<u32>(stride), scale, static_cast<u32>(scale_stride), factors},       \

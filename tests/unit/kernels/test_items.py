@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_numba.gpu.dealing import deal, groups_of, strips_of
+from kernels_numba.gpu.dealing import Shares, deal, groups_of, shares_of, strips_of
 from kernels_numba.weights import Form
+
+BLOCKS = 264
 
 
 @given(
@@ -29,13 +31,49 @@ def test_items_hold_no_more_than_a_block_takes_at_once(
     assert 1 <= min(sizes) <= max(sizes) <= most
 
 
-def test_blocks_have_even_shares() -> None:
-    # 5120 rows on 264 blocks: an item each, of two or three bands.
-    assert groups_of(640, 4, 1, 264) == 264
-    # 248320 rows: whole turns, and nearly as much in each item as it can hold.
-    groups = groups_of(31040, 6, 1, 264)
-    assert groups % 264 == 0
-    assert 31040 / groups > 5.6
+def dealt(turns: int, shares: Shares, blocks: int) -> list[list[range]]:
+    """Units of each block's items, as the kernel deals a matrix alone."""
+    each, more, rest = shares
+    items: list[list[range]] = [[] for _ in range(blocks)]
+    for turn in range(turns):
+        own, before = each + (turn < more), each * turn + min(turn, more)
+        extra = rest if turn + 1 == turns else 0
+        for block in range(blocks):
+            begin = blocks * before + block * own + min(block, extra)
+            items[block].append(range(begin, begin + own + (block < extra)))
+    return items
+
+
+@given(units=st.integers(1, 20000), most=st.integers(2, 8), blocks=st.integers(1, 300))
+def test_a_matrix_alone_is_dealt_evenly_in_items_that_fit(
+    units: int, most: int, blocks: int
+) -> None:
+    turns, shares = shares_of(units, most, blocks)
+    items = dealt(turns, shares, blocks)
+    assert max(len(item) for block in items for item in block) <= most
+    every = [unit for block in items for item in block for unit in item]
+    assert sorted(every) == list(range(units))
+    totals = [sum(map(len, block)) for block in items]
+    assert max(totals) - min(totals) <= 1
+
+
+@pytest.mark.parametrize(
+    ("units", "most", "turns", "shares"),
+    [
+        # 17408 rows in strips: four a block and 32 more; 5120: one and 56 more, and in bands.
+        (1088, 3, 2, (2, 0, 32)),
+        (320, 3, 1, (1, 0, 56)),
+        (640, 6, 1, (2, 0, 112)),
+        # 248320: 58 a block in twenty turns, eighteen of three and two of two, and 208 more.
+        (15520, 3, 20, (2, 18, 208)),
+        # Whole turns of three leave no room for one more.
+        (3 * BLOCKS + 1, 3, 2, (1, 1, 1)),
+    ],
+)
+def test_shares_take_as_few_turns_as_they_can(
+    units: int, most: int, turns: int, shares: Shares
+) -> None:
+    assert shares_of(units, most, BLOCKS) == (turns, shares)
 
 
 def test_an_item_is_a_block_s_share_where_it_fits() -> None:
@@ -46,8 +84,16 @@ def test_an_item_is_a_block_s_share_where_it_fits() -> None:
 
 
 def test_few_rows_of_a_large_matrix_have_a_kernel_of_their_own() -> None:
+    large = deal("linear", Form.NVFP4, 0, 5120, 1, 8, 132)
+    assert (large.name, large.blocks, large.shares) == ("linear_few_2", 264, (1, 0, 56))
+    # FP8: a block a processor, where two would have less than two strips each.
     large = deal("linear", Form.FP8_BLOCK, 128, 5120, 1, 8, 132)
-    assert (large.name, large.groups, large.blocks) == ("linear_few_2", 264, 264)
+    assert (large.name, large.blocks, large.shares) == ("linear_few_3", 132, (2, 0, 56))
+    larger = deal("linear", Form.FP8_BLOCK, 128, 17408, 1, 8, 132)
+    assert (larger.name, larger.blocks, larger.shares) == ("linear_few_3", 264, (2, 0, 32))
+    # bf16 by bands.
+    large = deal("linear", Form.BF16, 0, 5120, 1, 8, 132)
+    assert (large.name, large.blocks, large.shares) == ("linear_few_2", 264, (2, 0, 112))
     # The same with more rows of x, and fewer weights.
     assert deal("linear", Form.FP8_BLOCK, 128, 5120, 1, 16, 132).name == "linear_16_1"
     small = deal("linear", Form.BF16, 0, 1536, 1, 8, 132)
@@ -56,4 +102,4 @@ def test_few_rows_of_a_large_matrix_have_a_kernel_of_their_own() -> None:
 
 def test_too_many_rows_are_named() -> None:
     with pytest.raises(ValueError, match="of 4194304 rows has too many"):
-        deal("linear", Form.BF16, 0, 1 << 22, 1, 8, 132)
+        deal("linear", Form.BF16, 0, 1 << 22, 2, 8, 132)
