@@ -39,7 +39,7 @@ how many blocks take one more in the last. Zeros where items are dealt one by on
 @dataclass(frozen=True, slots=True)
 class Deal:
     """A kernel, items per tile of rows of x (of a matrix alone: of each block), blocks, a block's
-    shared memory in bytes, and shares."""
+    shared memory in bytes, shares, and the phase: tile t's cuts lie t * phase / groups bands on."""
 
     unit: Unit
     name: str
@@ -47,16 +47,18 @@ class Deal:
     blocks: int
     shared: int
     shares: Shares = (0, 0, 0)
+    phase: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Strips of an item at most, items per tile or of each block, blocks, shares."""
+    """Strips of an item at most, items per tile or of each block, blocks, shares, phase."""
 
     strips: int
     groups: int
     blocks: int
     shares: Shares = (0, 0, 0)
+    phase: int = 0
 
     @property
     def alone(self) -> bool:
@@ -77,7 +79,7 @@ def deal(
     ring = RING_BYTES
     if size == SIZE and bands * tiles > each * blocks:
         made = _few(form, bands, each, tiles, processors)
-        if bands * made.groups > MOST_CUTS:
+        if (bands + 1) * made.groups > MOST_CUTS:
             raise ValueError(f"a matrix of {rows} rows has too many for a streaming launch")
         unit, name = few_unit(form, group, alone=made.alone), f"{kind}_few_{made.strips}"
         ring = ALONE_RING_BYTES if made.alone else RING_BYTES
@@ -88,7 +90,7 @@ def deal(
         made = Cut(strips, groups, min(groups * tiles, blocks))
         unit, name = linear_unit(form, group), f"{kind}_{size}_{strips}"
     shared = ring + STRIP_SUMS * WARPS * made.strips * size // SIZE
-    return Deal(unit, name, made.groups, made.blocks, shared, made.shares)
+    return Deal(unit, name, made.groups, made.blocks, shared, made.shares, made.phase)
 
 
 def _few(form: Form, bands: int, each: int, tiles: int, processors: int) -> Cut:
@@ -102,7 +104,7 @@ def _few(form: Form, bands: int, each: int, tiles: int, processors: int) -> Cut:
     if tiles > 1:
         strips = strips_of(bands * tiles, each, blocks, choices)
         groups = groups_of(bands, each * strips, tiles, blocks)
-        return Cut(strips, groups, min(groups * tiles, blocks))
+        return Cut(strips, groups, min(groups * tiles, blocks), phase=(groups - 1) // tiles)
     if form is Form.FP8_BLOCK and bands < 2 * each * blocks:
         blocks = processors
     unit = 1 if form is Form.BF16 else each

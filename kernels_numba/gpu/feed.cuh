@@ -12,7 +12,7 @@ constexpr int BAND = 8;
 #if FORMAT == 1
 struct Scales {};
 #elif FORMAT == 2
-typedef u16 Scales;
+typedef u32 Scales;  // of which two bytes are used
 #elif FORMAT == 3
 struct __align__(SCALE_BYTES) Scales {
     float value[CHUNK / GROUP];
@@ -53,21 +53,24 @@ struct Work {
     int rows;
     u32 from, to;
     Shares shares;
+    u32 phase;
     const int4* tiles;
     const int* gather;
 
-    __device__ __forceinline__ Span<GATED> span(int group) const {
+    __device__ __forceinline__ Span<GATED> span(const Item& item) const {
         u32 begin, end;
         if constexpr (ALONE) {
-            const u32 turn = group, own = shares.each + (turn < shares.more ? 1 : 0);
+            const u32 turn = item.group, own = shares.each + (turn < shares.more ? 1 : 0);
             const u32 before = shares.each * turn + min(turn, shares.more);
             const u32 rest = turn + 1 == static_cast<u32>(groups) ? shares.rest : 0;
             begin = gridDim.x * before + blockIdx.x * own + min(blockIdx.x, rest);
             end = begin + own + (blockIdx.x < rest ? 1 : 0);
         } else {
             const u32 units = (n + UNIT<GATED> - 1) / UNIT<GATED>;
-            begin = group * units / groups;
-            end = (group + 1) * units / groups;
+            // Each tile is cut at other places: a block that has more of one has less of the next.
+            const u32 from = item.group * units + item.tile * phase;
+            begin = from / groups;
+            end = (from + units) / groups;
         }
         return {static_cast<int>(begin) * UNIT<GATED>, min(n, static_cast<int>(end) * UNIT<GATED>)};
     }
@@ -105,7 +108,7 @@ struct Lines {
         own = 0;
         if (turn.tile >= known) return;
         const bool fixed = turn.fixed();
-        const Span<GATED> span = work.span(turn.group);
+        const Span<GATED> span = work.span(turn);
         const int first = span.first + threadIdx.x % 32 / 4;
         const u32 row = work.base(work.tile(turn.tile)) + first, each = scales ? SCALE_ROWS : 1;
         const u8* base = scales ? (fixed ? work.fixed.scale : work.dealt.scale)
@@ -210,7 +213,7 @@ struct Scaling {
     __device__ __forceinline__ void ask(int) {}
 #else
     __device__ __forceinline__ void aim(const Turn& turn, int known, int chunk) {
-        const int own = FORMAT == 2 ? threadIdx.x % 4 * sizeof(Scales) : 0;
+        const int own = FORMAT == 2 ? threadIdx.x % 4 * 2 : 0;
         lines.aim(work, turn, known, true, chunk * SCALE_BYTES + own);
     }
 

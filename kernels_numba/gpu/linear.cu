@@ -223,8 +223,8 @@ struct Share {
 #if FORMAT == 2
         const u8* own = &slot.scales[m][half][lane].bytes[2 * (lane % 4)];
         const u32 codes = *reinterpret_cast<const u16*>(own);
-        scale[0] = scale_pair(codes & 0xffu);
-        scale[1] = scale_pair(codes >> 8);
+        scale[0] = scale_pair(codes, 0);
+        scale[1] = scale_pair(codes, 1);
 #endif
     }
 

@@ -34,8 +34,8 @@ struct Share {
 #pragma unroll
             for (int u = 0; u < UNITS; ++u) unit[half][u] = slot.data[half][u][lane];
 #if FORMAT == 2
-            scale[half][0] = scale_pair(scales[half] & 0xffu);
-            scale[half][1] = scale_pair(scales[half] >> 8);
+            scale[half][0] = scale_pair(scales[half], 0);
+            scale[half][1] = scale_pair(scales[half], 1);
 #elif FORMAT == 3
             scale[half] = scales[half];
 #endif
@@ -257,7 +257,7 @@ __device__ __forceinline__ void linear(
     while (turn.tile < tiles) {
         const int index = turn.tile;
         const Tile tile = work.tile(index);
-        const Span<GATED> span = work.span(turn.group);
+        const Span<GATED> span = work.span(turn);
         turn.next();
         Sums sums[STRIPS];
         run.sum(sums, span.strips(), turn);
@@ -269,7 +269,7 @@ __device__ __forceinline__ void linear(
     STREAMING(NAME, 2) {                                                                          \
         const Shares shares{static_cast<u32>(each), static_cast<u32>(more),                       \
                             static_cast<u32>(rest)};                                              \
-        const Work<GATED> work{STREAMED, shares, tiles, gather};                                  \
+        const Work<GATED> work{STREAMED, shares, static_cast<u32>(phase), tiles, gather};         \
         const Output output{out, out_stride, out_wide, nullptr, bias, add};                       \
         linear<STRIPS, GATED>(work, static_cast<int>(chunks), output, used);                      \
     }

@@ -221,7 +221,7 @@ class Project:
         self._kernels.launch(
             dealt_as.unit, dealt_as.name, (dealt_as.blocks,), 32 * WARPS,
             (*fixed, *dealt, rows, dealt_as.groups, matrix.chunks, x.pointer, x.stride, *output,
-             *dealing, *dealt_as.shares),
+             *dealing, *dealt_as.shares, dealt_as.phase),
             dealt_as.shared,
             early=True,
         )  # fmt: skip

@@ -54,7 +54,7 @@ struct Turn : Item {
         const float* dealt_factors, i64 n, i64 groups, i64 chunks, const u16* x, i64 x_stride,    \
         void* out, i64 out_stride, i64 out_wide, const float* bias, i64 add, i64 rows, i64 from,  \
         i64 to, const int4* tiles, const int* used, const int* gather, i64 each, i64 more,        \
-        i64 rest)
+        i64 rest, i64 phase)
 
 #define STREAMED                                                                                  \
     Matrix{data, static_cast<u32>(stride), scale, static_cast<u32>(scale_stride), factors},       \

@@ -139,7 +139,7 @@ __device__ __forceinline__ void words_of(const Piece& piece, u32 (&words)[4]) {
     words[2] = piece.unit.z;
     words[3] = piece.unit.w;
 #elif FORMAT == 2
-    decode_word(piece.codes, scale_pair(piece.scale), words);
+    decode_word(piece.codes, scale_pair(piece.scale, 0), words);
 #else
     decode_codes(piece.codes.x, piece.codes.y, words);
 #endif

@@ -175,9 +175,9 @@ struct Words {
         read(high, weights + unit_at(row + 8, input_unit(step, t)));
 #else
         decode_word(code_at(weights + unit_at(row, t) + 4 * step),
-                    scale_pair(scales.now_low >> (step / 2 * 8) & 255u), low);
+                    scale_pair(scales.now_low, step / 2), low);
         decode_word(code_at(weights + unit_at(row + 8, t) + 4 * step),
-                    scale_pair(scales.now_high >> (step / 2 * 8) & 255u), high);
+                    scale_pair(scales.now_high, step / 2), high);
 #endif
     }
 

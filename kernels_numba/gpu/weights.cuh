@@ -48,10 +48,11 @@ constexpr int CHUNK_BYTES = 64;
 constexpr int SCALE_BYTES = 8;
 constexpr int SCALE_ROWS = 1;
 
-// An e4m3 scale (never negative) times 2^118, twice: its bits are a bf16's, 2^120 too small. The
-// instruction takes subnormals, whatever the compiler was told.
-__device__ __forceinline__ u32 scale_pair(u32 code) {
-    return multiply_pair(multiply_pair(code * 0x00100010u, 0x7f007f00u), 0x77007700u);
+// Byte `which` of e4m3 scales (never negative) times 2^118, twice: its bits are a bf16's, 2^120 too
+// small. The instruction takes subnormals, whatever the compiler was told.
+__device__ __forceinline__ u32 scale_pair(u32 codes, int which) {
+    const u32 twice = __byte_perm(codes, 0, 0x4040 + 0x0101 * which);
+    return multiply_pair(multiply_pair(twice * 16, 0x7f007f00u), 0x77007700u);
 }
 
 // Eight codes, low nibble first, times their scale / 2^8, as bf16 pairs (i, i + 4). Exponent and

@@ -76,6 +76,27 @@ def test_shares_take_as_few_turns_as_they_can(
     assert shares_of(units, most, BLOCKS) == (turns, shares)
 
 
+@pytest.mark.parametrize("tiles", [2, 9, 17, 60])
+@pytest.mark.parametrize(("kind", "rows", "each"), [("gated", 1536, 1), ("linear", 5120, 2)])
+def test_blocks_have_nearly_even_shares_of_many_tiles(
+    kind: str, rows: int, each: int, tiles: int
+) -> None:
+    made = deal(kind, Form.NVFP4, 0, rows, tiles, 8, 132)
+    bands, groups = rows // 8, made.groups
+    totals, dealt = [0] * made.blocks, 0
+    for index in range(groups * tiles):
+        tile, group = index // groups + 1, index % groups
+        first, behind = ((at * bands + tile * made.phase) // groups for at in (group, group + 1))
+        assert 0 <= first < behind <= bands
+        assert behind - first <= each * int(made.name[-1])
+        totals[index % made.blocks] += behind - first
+        dealt += behind - first
+    assert dealt == bands * tiles
+    turns = -(-groups * tiles // made.blocks)
+    # No block has more than its turns of mean items, and three bands.
+    assert max(totals) <= turns * bands / groups + 3
+
+
 def test_an_item_is_a_block_s_share_where_it_fits() -> None:
     assert strips_of(192, 2, 264, (1, 2, 3)) == 1
     assert strips_of(640, 2, 264, (1, 2, 3)) == 2
