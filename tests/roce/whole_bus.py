@@ -51,9 +51,15 @@ def bus(devices, gid_index, world, packages=tuple(PACKAGES)):
         def go(function):
             return [job.result(PATIENCE_S) for job in [pool.submit(function, it) for it in ranks]]
 
-        go(lambda rank: rank.join(PATIENCE_S))
-        yield go
-        go(lambda rank: rank.close())
+        try:
+            go(lambda rank: rank.join(PATIENCE_S))
+            yield go
+            go(lambda rank: rank.close())
+        except BaseException:
+            # Else the pool would wait for them, and nobody would see why.
+            for poller in pollers:
+                poller.stop()
+            raise
         for run in runs:
             run.result(PATIENCE_S)
     for made in (*pollers, *ports, *files):
