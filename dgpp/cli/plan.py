@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
+from dgpp.cli.arguments import ConfigArgument, SetOption
 from dgpp.cli.flags import with_key_flags
-from dgpp.cli.settings import ConfigArgument, SetOption, load_settings
+from dgpp.cli.settings import load_settings
 from dgpp.config.document import Override
 from dgpp.errors import ConfigError
 

@@ -3,9 +3,10 @@
 import msgspec
 import typer
 
+from dgpp.cli.arguments import SetOption
 from dgpp.cli.cluster import DeploymentArgument
 from dgpp.cli.flags import with_key_flags
-from dgpp.cli.settings import SetOption, load_settings
+from dgpp.cli.settings import load_settings
 from dgpp.cli.usual import usual_config
 from dgpp.config.document import Override
 from dgpp.config.resolve import to_document

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
+from dgpp.cli.arguments import ConfigArgument, SetOption
 from dgpp.cli.flags import with_key_flags
 from dgpp.cli.no_swap import keep_out_of_swap
-from dgpp.cli.settings import ConfigArgument, SetOption, load_settings, load_site_alone
+from dgpp.cli.settings import load_settings, load_site_alone
 from dgpp.config.constraints import refuse_open_door, refuse_unsupported
 from dgpp.config.document import Override
 from dgpp.config.settings import Settings

@@ -3,29 +3,12 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from dgpp.cli.completion import complete_deployment
 from dgpp.config.document import Override
 from dgpp.config.resolve import load, site_alone
 from dgpp.config.settings import Settings
 from dgpp.config.site import SiteSettings, load_site
 from dgpp.config.version import checkout_root
-
-ConfigArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="CONFIG",
-        help="deployment file (JSON), as in deploy/",
-        autocompletion=complete_deployment,
-    ),
-]
-SetOption = Annotated[
-    list[str],
-    typer.Option("--set", metavar="PATH=VALUE", help="set any key; the value is JSON or text"),
-]
 
 
 def site_directories() -> tuple[Path, ...]:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dgpp.cli.arguments import SetOption
 from dgpp.cli.cluster import (
     BinOption,
     DeploymentArgument,
