@@ -11,7 +11,7 @@ usage: scripts/setup.sh [--prepare] [OPTION]...
   -y, --yes       ask nothing: what is known, else the defaults
   --start         start the deployment when all is ready
   --check         look at the nodes and end; write nothing
-  --port N        serve on another port than 18080
+  --port N        serve on port N
   PYTHON=python   build the virtual environment with this interpreter ($SUPPORTED)
 
 All options of \`dgpp setup\` are taken: .venv/bin/dgpp setup --help lists them. Answers are kept in

@@ -21,7 +21,8 @@ def down(
 ) -> int:
     """End a deployment in order on all its nodes, and compare what its ranks did.
 
-    Exit status: 0 all ranks ended and did the same, 1 otherwise.
+    Exit status: 0 all ranks ended and did the same, 1 otherwise; 130, 143 or 129 stopped by a
+    signal, the last line says what goes on.
     """
     deployment = open_deployment(config, program, ssh_config)
     return 0 if bring_down(deployment, say, timeout) else 1

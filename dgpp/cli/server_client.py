@@ -23,7 +23,7 @@ UrlOption = Annotated[
         "--url",
         envvar="DGPP_URL",
         help="Where the server listens, or unix:/PATH. (default: where the deployment of "
-        "DGPP_CLUSTER_CONFIG does, else http://127.0.0.1:18080)",
+        "DGPP_CLUSTER_CONFIG does, else at DGPP_HTTP_PORT, 18080, of this machine)",
         show_default=False,
     ),
 ]

@@ -91,7 +91,7 @@ def setup(
         ssh_user=ssh_user,
         deployment=deployment,
         hub_cache=hub_cache,
-        ports={path: given for path, given in ports.items() if given},
+        ports={path: told for path, told in ports.items() if told},
         install=install,
         fetch=fetch,
         start=start,

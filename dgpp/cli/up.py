@@ -15,7 +15,6 @@ from dgpp.cli.cluster import (
     say,
 )
 from dgpp.cli.flags import with_key_flags
-from dgpp.cli.settings import SetOption
 from dgpp.cluster.up import Up, bring_up
 from dgpp.config.document import Override
 
@@ -45,6 +44,9 @@ def up(
 
     Rank 0 runs here, the others where DGPP_NODES says, over the system's own ssh. A start that
     fails leaves nothing running.
+
+    Exit status: 0 it serves, 1 it does not; 130, 143 or 129 stopped by a signal, the last line says
+    what is left.
     """
     deployment = open_deployment(config, program, ssh_config, overrides)
     refuse_start(deployment, program)
