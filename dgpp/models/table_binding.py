@@ -121,10 +121,8 @@ def bind_table(own: Binding, elsewhere: Binding | None, table: Table) -> BoundTa
         (part,) = table.format.parts(name, arrays)
         if scale is not None:
             part = replace(part, scale=np.broadcast_to(scale, (rows, 1)))
-        codes, scales = (
-            _codes_of(table, name, rows),
-            scales_of(table.format, name, rows, table.columns),
-        )
+        scales = scales_of(table.format, name, rows, table.columns)
+        codes = _codes_of(table, name, rows)
         shards.append(BoundShard(codes, scales, part, binding.checkpoint))
     return BoundTable(tuple(shards), tuple(beside))
 

@@ -25,8 +25,8 @@ def context_refusal(limits: EngineLimits, prompt_tokens: int, max_tokens: int) -
     if tokens <= min(ceiling, held):
         return None
     asked = f"you asked for {tokens} tokens ({prompt_tokens} in the prompt, {max_tokens} after it)"
-    # An engine's ceiling is never above its pool: where they are equal, the pool is the limit.
-    if tokens > ceiling != held:
+    # An engine cuts its ceiling to its pool: where they are equal, the pool is the limit.
+    if tokens > ceiling and ceiling != held:
         return f"This model's context holds {ceiling} tokens; {asked}"
     return f"This server's cache holds {held} tokens (engine.kv_capacity); {asked}"
 

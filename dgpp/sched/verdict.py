@@ -22,10 +22,9 @@ class SlotVerdict(msgspec.Struct, frozen=True, array_like=True):
     """Tokens committed for `slot` by one step, already cut at an end token or the length limit.
 
     `finish` is EOS or LENGTH when the last of `tokens` ends the request, or nothing may follow what
-    it has, else NONE. `fed` says that
-    the engine picked the last of `tokens` itself, so that a `FED` row of the next step fed it;
-    where it did not, such a row is void. A void row, and any row of a request that has ended, has
-    no tokens.
+    it has, else NONE. `fed` says that the engine picked the last of `tokens` itself, so that a
+    `FED` row of the next step fed it; where it did not, such a row is void. A void row, and any row
+    of a request that has ended, has no tokens.
     """
 
     slot: int

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from dgpp.sched.admission import CONTEXT_LENGTH_EXCEEDED
 from dgpp.serve.errors import ApiError, invalid
 from dgpp.serve.request import GenerationRequest
 from dgpp.serve.served import ServedModel
-
-CODE = "context_length_exceeded"
 
 
 def token_budget(prompt_tokens: int, request: GenerationRequest, model: ServedModel) -> int:
@@ -29,14 +28,14 @@ def token_budget(prompt_tokens: int, request: GenerationRequest, model: ServedMo
             f"{field} is {asked} beside a prompt of {prompt_tokens} tokens: "
             f"{prompt_tokens + asked} in all, {_limit(model)}"
         )
-        raise invalid(message, field, CODE)
+        raise invalid(message, field, CONTEXT_LENGTH_EXCEEDED)
     return asked
 
 
 def prompt_too_long(message: str, request: GenerationRequest, model: ServedModel) -> ApiError:
     """400 `context_length_exceeded`: `message` says how long the prompt is."""
     text = f"{message}, {_limit(model)}, the answer included"
-    return invalid(text, request.prompt_field, CODE)
+    return invalid(text, request.prompt_field, CONTEXT_LENGTH_EXCEEDED)
 
 
 def _limit(model: ServedModel) -> str:
