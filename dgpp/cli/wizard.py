@@ -167,7 +167,8 @@ class Wizard:
         except ClusterError:
             # The next run would take a mistyped name for known.
             if answers and self._writes:
-                say(f"{self._env}: {', '.join(answers)}: kept once all machines were reached")
+                names = ", ".join(answers)
+                say(f"{self._env}: {names}: not written before all machines are reached")
             raise
         self._tell(answers)
         return facts

@@ -189,12 +189,13 @@ def test_answers_are_kept_when_all_machines_were_reached(site, setup, config, mo
         assert status == 1
         assert f"rank 1 at {HOSTS[1]}: Could not resolve hostname" in said
         assert (
-            f"{env}: DGPP_NODES, DGPP_SSH_USER, HF_HUB_CACHE: kept once all machines were reached"
+            f"{env}: DGPP_NODES, DGPP_SSH_USER, HF_HUB_CACHE: not written before all machines are "
+            "reached"
         ) in said
         assert env.read_text() == "# mine\nDGPP_LOG_LEVEL=debug\n"
         # What is known already is no answer of this run.
         env.write_text(f"DGPP_NODES='127.0.0.1 {HOSTS[1]}'\nDGPP_SSH_USER=me\nHF_HUB_CACHE=/h\n")
-        assert "kept once" not in setup("--yes")[1]
+        assert "not written" not in setup("--yes")[1]
     status, said = setup("--yes", "--nodes", NODES, "--deployment", str(config), "--no-fetch")
     assert parse_env_of(site)["DGPP_NODES"] == NODES
 
