@@ -7,14 +7,13 @@
 //
 // The grid is what fits the device; a block's items follow one another. Of a matrix alone all blocks have
 // the same to do, up to a strip or a band: the last one to end decides when the next kernel begins.
-// Blocks ask for their first weights before the kernels in front of them have ended, unless those say
-// which weights.
+// Of tiles (ALONE is 0) items are dealt one by one. Blocks ask for their first weights before the kernels
+// in front of them have ended, unless those say which weights.
 #include "common.cuh"
 #include "weights.cuh"
 #include "streamed.cuh"
 #include "feed.cuh"
 
-// ALONE: one matrix, dealt by its shares; else items are dealt one by one.
 // Strips of which a warp multiplies one beside the other.
 constexpr int SIDE_BY_SIDE = FORMAT == 1 ? 2 : 1;
 
