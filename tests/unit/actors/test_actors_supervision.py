@@ -404,7 +404,7 @@ def test_children_ignore_interrupts_and_show_their_role(tmp_path: Path) -> None:
         for role in ROLES:
             process = psutil.Process(w.pid(role))
             assert process.cmdline()[-3:-1] == [role, "0"]
-            assert process.name() == f"dgpp-{role}-0"
+            assert process.name() == f"dgpp0-{role}"[:15]
             os.kill(process.pid, signal.SIGINT)
         time.sleep(0.2)
         assert w.process.poll() is None
