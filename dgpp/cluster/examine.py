@@ -47,8 +47,11 @@ def _folder(folder: Path) -> Finding:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = folder / f".probe{os.getpid()}"
-        probe.write_bytes(b"x")
-        probe.unlink()
+        try:
+            probe.write_bytes(b"x")
+        finally:
+            # A full disk lets an empty file be made.
+            probe.unlink(missing_ok=True)
         free = shutil.disk_usage(folder).free
     except OSError as error:
         remedy = "name a folder that can be written: DGPP_LOG_DIR, DGPP_STAGE_DIR"

@@ -12,7 +12,7 @@ from pathlib import Path
 from dgpp.cluster.errors import ClusterError
 from dgpp.cluster.installed import HAVE_PROGRAM
 from dgpp.cluster.messages import Start
-from dgpp.cluster.place import Place
+from dgpp.cluster.place import Place, named
 from dgpp.cluster.record import ProcessRecord, boot_id, start_ticks, write_record
 from dgpp.config.version import version
 
@@ -120,7 +120,8 @@ def _spawn(
 def _stage(file: Path, text: str) -> None:
     """`text` in `file`, which nobody else may read."""
     file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with named(file), os.fdopen(handle, "w") as out:
         out.write(text)
 
 

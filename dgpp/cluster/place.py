@@ -57,6 +57,17 @@ class Place(msgspec.Struct, frozen=True):
 
 
 @contextmanager
+def named(file: Path) -> Iterator[None]:
+    """An OSError that names no file, as that of a write does not, names `file` from here on."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(file)
+        raise
+
+
+@contextmanager
 def locked(place: Place) -> Iterator[None]:
     """One command at a time works on a deployment. The lock is its process's and ends with it, so
     none is left behind by a crash or a power cut. Raises LockedError."""

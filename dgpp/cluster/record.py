@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from dgpp.cluster.errors import RecordError
+from dgpp.cluster.place import named
 
 _START_FIELD = 19
 """Where /proc/PID/stat has the start time, counted after the command's closing bracket."""
@@ -75,7 +76,7 @@ def write_record(file: Path, record: ProcessRecord) -> None:
     """Whole or not at all, a power cut after it included."""
     fresh = file.with_suffix(".new")
     try:
-        with fresh.open("wb") as out:
+        with named(file), fresh.open("wb") as out:
             out.write(msgspec.json.encode(record))
             out.flush()
             os.fsync(out.fileno())

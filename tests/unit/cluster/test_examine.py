@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from rdma_files import TABLE, UP, make_devices
+from small_disk import disk
 
 from dgpp.cluster import examine as looks
 from dgpp.cluster import up
@@ -69,6 +71,17 @@ def test_each_lack_is_an_error_with_its_remedy(node, monkeypatch):
 
     monkeypatch.setattr(looks, "load", nothing)
     assert node()[0].what == "roce bus: no usable pyverbs: install it"
+
+
+def test_a_full_disk_is_named_and_keeps_no_probe(tmp_path):
+    with disk(tmp_path / "small", "16k") as folder:
+        logs = folder / "deployments"
+        logs.mkdir()
+        with contextlib.suppress(OSError):
+            (folder / "full").write_bytes(bytes(1 << 20))
+        found = looks._folder(logs)
+        assert (found.level, found.what) == ("error", f"{logs}: No space left on device")
+        assert list(logs.iterdir()) == []
 
 
 class Told:

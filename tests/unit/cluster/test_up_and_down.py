@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -351,9 +352,9 @@ def test_a_disk_that_is_full_at_any_step_is_named_and_nothing_is_left(small_disk
             bring_up(world, QUICK, lambda line: None)
         except ClusterError as error:
             refused += 1
-            said = str(error)
-            assert said.startswith("rank 1 at node1: ")
-            assert said.endswith("No space left on device (make room on that disk)")
+            place, said = re.fullmatch(r"rank 1 at node1: (/[^:]+): (.+)", str(error)).groups()
+            assert Path(place).is_relative_to(small_disk)
+            assert said == "No space left on device (make room on that disk)"
             assert left(world) == ([], [])
             assert list(small_disk.rglob("*.new")) == []
         bring_down(world, lambda line: None)
