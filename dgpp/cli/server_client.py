@@ -23,7 +23,8 @@ UrlOption = Annotated[
         "--url",
         envvar="DGPP_URL",
         help="Where the server listens, or unix:/PATH. (default: where the deployment of "
-        "DGPP_CLUSTER_CONFIG does, else at DGPP_HTTP_PORT, 18080, of this machine)",
+        "DGPP_CLUSTER_CONFIG does, as `dgpp up` started it; else at DGPP_HTTP_PORT, 18080, of this "
+        "machine)",
         show_default=False,
     ),
 ]
@@ -103,7 +104,8 @@ class ServerClient:
         except (OSError, http.client.HTTPException) as error:
             raise ClientError(
                 f"no server answers at {self.url} ({error}); "
-                "start one with: dgpp up, or dgpp run deploy/demo.json"
+                "start one with: dgpp up, or dgpp run deploy/demo.json; --url names one that "
+                "listens elsewhere"
             ) from None
         raise ClientError(f"{self.url} refused: {_refusal_text(answer.status, refusal)}")
 

@@ -53,7 +53,7 @@ def clear(place: Place, rank: int) -> None:
 def _staged(place: Place, rank: int) -> tuple[Path, Path, Path]:
     """Settings, token and site settings."""
     stem = place.stage / f"rank{rank}"
-    return stem.with_suffix(".config.json"), stem.with_suffix(".token"), stem.with_suffix(".env")
+    return place.settings(rank), stem.with_suffix(".token"), stem.with_suffix(".env")
 
 
 def _start(request: Start) -> ProcessRecord:

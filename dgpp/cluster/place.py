@@ -52,6 +52,10 @@ class Place(msgspec.Struct, frozen=True):
     def record(self, rank: int) -> Path:
         return self.logs / f"rank{rank}.json"
 
+    def settings(self, rank: int) -> Path:
+        """What `rank` is started with, flags and site included."""
+        return self.stage / f"rank{rank}.config.json"
+
     def operations(self, rank: int) -> Path:
         return self.logs / f"serve_rank{rank}.ops"
 

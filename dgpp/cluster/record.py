@@ -40,6 +40,12 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     config: str
     command: tuple[str, ...]
 
+    @property
+    def settings(self) -> Path | None:
+        """The file of settings that it was started with, wherever that was staged."""
+        words = (Path(word) for word in self.command)
+        return next((w for w in words if w.name == f"rank{self.rank}.config.json"), None)
+
 
 def boot_id() -> str:
     """Another one after every start of this machine."""

@@ -9,6 +9,10 @@ import pytest
 
 from dgpp.cli import main as cli
 from dgpp.cli.usual import usual_url
+from dgpp.cluster.place import Place, deployment_id
+from dgpp.cluster.record import ProcessRecord, boot_id, start_ticks, write_record
+from dgpp.config.document import Override
+from dgpp.config.resolve import load, to_document
 from dgpp.errors import ConfigError
 
 
@@ -56,6 +60,37 @@ def test_every_client_looks_there_unless_it_is_told(site, capsys, words):
     assert "no server answers at http://127.0.0.1:1 (" in capsys.readouterr().err
     assert cli.main([*words, "--url", "unix:/nowhere"]) == 1
     assert "no server answers at unix:/nowhere (" in capsys.readouterr().err
+
+
+def start(config, logs, stage, *, port, pid):
+    """What `dgpp up CONFIG --port PORT` leaves of rank 0 while process `pid` runs."""
+    place = Place(str(logs), str(stage), deployment_id(config))
+    for folder in (place.logs, place.stage):
+        folder.mkdir(parents=True)
+    settings = load(config, overrides=[Override("http.port", port, "--port")], environ={})
+    place.settings(0).write_text(json.dumps(to_document(settings)))
+    command = ("profile", "run", "dgpp", "run", str(place.settings(0)), "--rank", "0")
+    record = ProcessRecord(0, pid, start_ticks(pid), boot_id(), 0.0, "1", str(config), command)
+    write_record(place.record(0), record)
+    return place
+
+
+def test_a_deployment_that_runs_is_sought_where_it_was_started(site, tmp_path):
+    site(f"DGPP_CLUSTER_CONFIG=two.json\nDGPP_LOG_DIR={tmp_path}/log", port=9005)
+    # Its stage folder was told by a flag.
+    two, log = tmp_path / "two.json", tmp_path / "log"
+    place = start(two, log, tmp_path / "other", port=9006, pid=os.getpid())
+    assert usual_url() == "http://127.0.0.1:9006"
+    # What has ended, or cannot be read, says nothing of where the next one listens.
+    text = place.record(0).read_bytes()
+    place.record(0).write_bytes(text.replace(boot_id().encode(), b"before"))
+    assert usual_url() == "http://127.0.0.1:9005"
+    place.record(0).write_bytes(text[:-9])
+    assert usual_url() == "http://127.0.0.1:9005"
+    place.record(0).write_bytes(text)
+    assert usual_url() == "http://127.0.0.1:9006"
+    place.settings(0).unlink()
+    assert usual_url() == "http://127.0.0.1:9005"
 
 
 def test_a_deployment_that_is_gone_is_named_by_its_key(site):
