@@ -78,7 +78,7 @@ def _backend(request: Examine) -> Iterator[Finding]:
     try:
         found, device = choose_backend(wanted)
     except DgppError as error:
-        yield Finding("error", str(error), "see docs/operations.md, or engine.backend cpu")
+        yield Finding("error", str(error), "see docs/getting-started.md, or engine.backend cpu")
         return
     name = "" if device is None else f": {device.name}"
     yield Finding("ok", f"engine.backend {wanted} is {found}{name}")

@@ -182,10 +182,9 @@ def unsupported_keys(
     `site` is what the site alone says (`site_alone`): its values were written for all commands
     and nodes, so repeating them asks for nothing.
     """
-    table = {name: field for name, field in fields(Settings).items() if name != "nodes"}
     return [
         *_unsupported_world(settings, site, several_nodes=several_nodes),
-        *_unsupported(settings, site, table),
+        *_unsupported(settings, site, fields(Settings)),
     ]
 
 

@@ -8,6 +8,7 @@ import msgspec
 from dgpp.config.check import expected
 from dgpp.config.flags import flag_names, off_flag, panel
 from dgpp.config.key import Field, Kind, fields, leaves
+from dgpp.config.resolve import SITE_ONLY
 from dgpp.config.settings import Settings
 from dgpp.config.site import SiteSettings
 
@@ -25,8 +26,8 @@ range. Keys marked *later* are known and checked, but `dgpp run` refuses any val
 this version does not serve: `not supported yet: KEY`. What the site says of them is no request,
 see below.
 
-A deployment file gives `world_size`; a resolved file gives `nodes` instead, and may hold the
-`ports.*` and `paths.*` keys that a deployment leaves to the site.
+A deployment file gives `world_size`; a resolved file gives `nodes` instead, and may hold what a
+deployment file is refused and leaves to the site: *beside `nodes`, else* the site's key.
 """
 
 _SITE = """
@@ -38,11 +39,10 @@ one that `DGPP_ENV_FILE` names, else `.env` in the working directory or at the r
 Exported variables win over the file, and an empty value counts as none.
 
 One site file serves every machine and command of a site. So keys marked *later* are checked and may
-stay, though nothing reads them yet: they belong to other nodes, to a launcher, or to features that
-are not built (no log directory is written, nothing is pinned in memory). The same values written in
-a deployment file or as flags are refused, unless they repeat the site's. Two exceptions:
-`dgpp run` serves the host it is called on, so it refuses a `DGPP_NODES` whose first node is not
-`localhost`; and of a node's own settings `HF_HUB_CACHE` and `DGPP_LOG_LEVEL` are served.
+stay, though nothing reads them yet. `dgpp run` serves the host it is called on, so it refuses a
+deployment for which `DGPP_NODES` names others than `localhost`: that is for `dgpp up`.
+`DGPP_NODE_OVERRIDES` holds what may differ from node to node; the folders of logs, staged files and
+releases have one path on all of them.
 
 | key | value | meaning |
 |---|---|---|
@@ -80,8 +80,14 @@ def _row(field: Field) -> str:
     value = expected(field).replace("|", "\\|")
     return (
         f"| `{field.path}` | {value} | {_default(field)} | {flags or '–'} "
-        f"| {field.key.doc}{unit}{_later(field)} |"
+        f"| {field.key.doc}{unit}{_later(field)}{_site_only(field)} |"
     )
+
+
+def _site_only(field: Field) -> str:
+    """Where else a key stands that a deployment file may not hold."""
+    variable = SITE_ONLY.get(field.path)
+    return f" *beside `nodes`, else `{variable}`*" if variable else ""
 
 
 def configuration_page() -> str:

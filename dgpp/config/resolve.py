@@ -15,7 +15,7 @@ from dgpp.config.settings import Settings
 from dgpp.config.site import NODE_KEYS, SiteSettings, load_told, settings_of
 from dgpp.errors import ConfigError
 
-_SITE_ONLY = {
+SITE_ONLY = {
     "ssh_user": "DGPP_SSH_USER",
     "node_env": "DGPP_NODE_OVERRIDES",
     "ports.http": "DGPP_HTTP_PORT",
@@ -30,7 +30,7 @@ _SITE_ONLY = {
 SITE_DEFAULTS = {
     "http.bind_host": "DGPP_HTTP_BIND",
     "http.port": "DGPP_HTTP_PORT",
-    **{path: _SITE_ONLY[path] for path in _SITE_ONLY if path.startswith("paths.")},
+    **{path: SITE_ONLY[path] for path in SITE_ONLY if path.startswith("paths.")},
     "ports.fabric": "DGPP_FABRIC_PORT",
     "ports.journal": "DGPP_JOURNAL_PORT",
 }
@@ -52,9 +52,10 @@ def _check_form(document: Mapping[str, Any], reader: Reader) -> None:
         if None not in (given, port) and given != port:
             reader.fail("ports.http", f"must equal http.port ({port}), got {given}")
         return
-    for path, variable in _SITE_ONLY.items():
+    for path, variable in SITE_ONLY.items():
         if _at(document, path) is not None:
-            reader.fail(path, f"a site setting; move it to .env as {variable}")
+            wrong = f"a site setting; move it to .env as {variable} (a file of nodes may say it)"
+            reader.fail(path, wrong)
 
 
 def _fill(document: dict[str, Any], path: str, value: Any, *, force: bool = False) -> None:

@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from dgpp.config.engine_settings import EngineSettings
-from dgpp.config.key import LATER, Key
+from dgpp.config.key import Key
 
 _Local = partial(Key, shared=False, flag="")
-_Later = partial(_Local, now=LATER)
 _Sampling = partial(Key, shared=False)
 
 HIGHEST_PORT = 65_535
@@ -205,7 +204,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     world_size: Annotated[int, Key("number of ranks", 1, 64)] = 1
     nodes: Annotated[
         tuple[str, ...],
-        _Later("hosts in rank order", valid=is_host, expected="a list of host names"),
+        _Local(
+            "hosts in rank order; `dgpp up` starts them all, `dgpp run` serves `localhost` alone",
+            valid=is_host,
+            expected="a list of host names",
+        ),
     ] = ("localhost",)
     ssh_user: Annotated[
         str, _Local("login on the other nodes", valid=is_user, expected="a login name")

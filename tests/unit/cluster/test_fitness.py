@@ -65,7 +65,7 @@ def test_a_model_that_is_not_there(request_):
 def test_a_driver_that_is_missing(request_):
     ((said, remedy),) = wrong(replace(request_, backend="cuda"))
     assert said.startswith("engine.backend")
-    assert remedy == "see docs/operations.md, or engine.backend cpu"
+    assert remedy == "see docs/getting-started.md, or engine.backend cpu"
 
 
 @pytest.mark.parametrize("apart", [False, True])

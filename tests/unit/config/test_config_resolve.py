@@ -358,7 +358,8 @@ def test_every_later_key_is_refused_by_its_name(field):
     document = json.loads(json.dumps(LOCAL))
     put(document, field.path, other_value(field))
     settings = Reader("x").section(Settings, document)
-    assert unsupported_keys(settings) == [field.path]
+    for several_nodes in (False, True):
+        assert unsupported_keys(settings, several_nodes=several_nodes) == [field.path]
 
 
 def test_the_http_port_has_one_value():
