@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from actors.parent import die_with_parent
+from dgpp.parent import die_with_parent
 
 
 def main(arguments: list[str]) -> None:

@@ -23,13 +23,14 @@ from actors.context import Context, Look, run_here
 from actors.dispatch import Dispatcher
 from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage, Watch, end_with_supervisor
 from actors.memory import map_memfd
-from actors.parent import require_parent, show_as, title
 from actors.spec import ChildSpec, inherit_receiver, inherit_sender, read_spec
 from actors.statistics import StatisticsBlock
+from actors.titles import show_as, title
 from actors.topology import resolve
 from dgpp import log
 from dgpp.errors import DgppError
 from dgpp.imports import uncollected
+from dgpp.parent import require_parent
 
 _SPIN_MIN_CPUS = 3
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, MutableMapping
 
 from actors.heartbeat import BEAT_S, Heartbeat, HeartbeatPage, end_with_supervisor
 from actors.memory import map_memfd
-from actors.parent import die_with_parent, require_parent, show_as, title
 from actors.rank_spec import RankSpec, read_rank_spec
 from actors.supervisor import RELEASED
+from actors.titles import show_as, title
 from dgpp import log
 from dgpp.config.document import parse_document
 from dgpp.config.resolve import resolve
@@ -21,6 +21,7 @@ from dgpp.config.settings import Settings
 from dgpp.config.site import SiteSettings
 from dgpp.errors import DgppError
 from dgpp.imports import uncollected
+from dgpp.parent import die_with_parent, require_parent
 
 ORPHAN_LOOKS = int(1.0 / BEAT_S)
 """How many beats a rank whose parent is gone gets to end in order: the journal tells it too."""

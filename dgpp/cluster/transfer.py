@@ -19,6 +19,7 @@ import msgspec
 
 from dgpp.cluster.errors import DiskFullError, TransferError
 from dgpp.cluster.node import RemoteNode, remedy_of
+from dgpp.parent import ending_with_this
 
 STALL_S = 120
 """A transfer that does not move for so long is ended."""
@@ -76,7 +77,8 @@ def end_all() -> None:
 
 @contextmanager
 def _running(command: Sequence[str], **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(command, **pipes) as process:
+    """It does not outlive this process, however that ends: the next one would send as well."""
+    with subprocess.Popen(ending_with_this(command), **pipes) as process:
         _under_way.add(process)
         try:
             yield process

@@ -11,7 +11,7 @@ import toy_world
 
 from actors import world
 from actors.errors import TopologyError
-from actors.parent import title
+from actors.titles import title
 from actors.topology import (
     ChannelSpec,
     RoleSpec,

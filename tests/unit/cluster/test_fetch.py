@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,8 +25,10 @@ from fetch_site import (
     nothing_staged,
     without_rsync,
 )
+from serving import ROOT
 
 from dgpp.cluster import sync, transfer
+from dgpp.cluster.record import start_ticks
 
 LONG_TAR = pytest.param("tar", marks=pytest.mark.long)
 
@@ -220,26 +225,74 @@ def test_what_arrived_damaged_is_sent_again(site, tmp_path, monkeypatch, tool):
     assert site.snapshot(site.peers[0]) == site.wanted()
 
 
+@pytest.fixture
+def hanging(tmp_path):
+    """An ssh that never comes to an end, and the processes of it that there are."""
+    program, pids = tmp_path / "ssh that hangs", tmp_path / "pids"
+    # It has gone when it is told to end, as ssh is.
+    program.write_text(f"#!/bin/sh\necho $$ >>{shlex.quote(str(pids))}\nexec /bin/sleep 60\n")
+    program.chmod(0o755)
+
+    def running() -> list[str]:
+        begun = pids.read_text().split() if pids.exists() else []
+        return [pid for pid in begun if start_ticks(int(pid))]
+
+    return str(program), running
+
+
+def wait_until(true, within_s: float = 20) -> None:
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("tool", ["rsync", LONG_TAR])
-def test_an_interruption_ends_transfers_and_the_next_try_goes_on(site, tmp_path, monkeypatch, tool):
+def test_a_signal_ends_transfers_and_the_next_try_goes_on(
+    site, tmp_path, monkeypatch, tool, number, hanging
+):
     assert site.fetch(MODEL, "--local-only")[0] == 0
     if tool == "tar":
         monkeypatch.setenv("PATH", without_rsync(tmp_path / "bin"))
-    at_once, hanging = NearNode.ssh_program, tmp_path / "ssh that hangs"
-    # It has gone when it is told to end, as ssh is.
-    hanging.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    hanging.chmod(0o755)
-    monkeypatch.setattr(NearNode, "ssh_program", str(hanging))
-    interrupt = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
-    begun = time.monotonic()
+    at_once, (program, running) = NearNode.ssh_program, hanging
+    monkeypatch.setattr(NearNode, "ssh_program", program)
+
+    def stop():
+        wait_until(lambda: len(running()) == 2)
+        os.kill(os.getpid(), number)
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
     status, said = site.fetch(MODEL, "--sync-only")
-    assert time.monotonic() - begun < 20
-    assert status == 130, said
+    stopper.join()
+    assert status == 128 + number, said
+    assert f"stopped by {number.name}; nothing is sent any more, what came is kept" in said
+    assert running() == []
     monkeypatch.setattr(NearNode, "ssh_program", at_once)
     status, said = site.fetch(MODEL, "--sync-only")
     assert status == 0, said
     assert site.snapshot(site.peers[1]) == site.wanted()
+
+
+@pytest.mark.parametrize("tool", ["rsync", "tar"])
+def test_no_sender_outlives_a_fetch_that_is_killed(tmp_path, hanging, tool):
+    program, running = hanging
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from dgpp.cluster.node import RemoteNode; from dgpp.cluster.transfer import Parcel, send\n"
+        "node = RemoteNode(1, 'there', ['dgpp'], ssh=[sys.argv[1]])\n"
+        "send(node, Parcel(Path(sys.argv[2]), ('file',), '/there'), [sys.argv[3]])"
+    )
+    command = [sys.executable, "-c", code, program, str(tmp_path), tool]
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}) as sender:
+        wait_until(running)
+        children = Path(f"/proc/{sender.pid}/task/{sender.pid}/children").read_text().split()
+        sender.kill()
+    assert len(children) == {"rsync": 1, "tar": 2}[tool]
+    wait_until(lambda: not any(start_ticks(int(pid)) for pid in children), 5)
+    wait_until(lambda: not running(), 5)
 
 
 def test_a_transfer_that_begins_while_all_are_ended_is_ended_too():
