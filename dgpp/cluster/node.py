@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -52,9 +53,17 @@ _REMEDIES = (
     ("No route to host", "it is off, or its network is down"),
     ("Network is unreachable", "this machine has no way there: see `ip route`"),
     ("not responding", "it went away: its power, its network"),
+    ("bad configuration option", "mend that file, or name another with --ssh-config"),
     ("No module named", "install dgpp for that Python there, or name --bin"),
 )
 
+
+_EPILOGUE = re.compile(
+    r"^Connection closed by UNKNOWN port |: terminating, \d+ bad configuration options?$"
+)
+"""What ssh ends with after it has said what is wrong."""
+CAUSES = 2
+"""As many lines before that are shown."""
 
 _HARMLESS = (Look, Operations, Clear, List, Examine)
 """What may be asked twice where a connection broke over it."""
@@ -181,13 +190,20 @@ class RemoteNode(Node):
     def _failure(self, status: int, said: str) -> UnreachableError:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         silent = "the connection ended without a word: its agent or its ssh server was killed"
-        last = lines[-1] if lines else silent if status == SSH_FAILED else f"status {status}"
+        last = telling(lines) or (silent if status == SSH_FAILED else f"status {status}")
         remedy = remedy_of(said)
         if not remedy and status in NOT_FOUND:
             remedy = f"no {self._called} there: {HAVE_PROGRAM}"
         if not remedy and status != SSH_FAILED:
             remedy = f"`{self._called} agent` failed there"
         return UnreachableError(f"{self.name}: {last}" + (f" ({remedy})" if remedy else ""))
+
+
+def telling(lines: Sequence[str]) -> str:
+    """What of a program's `lines` says why it ended: the last one, unless that only says that."""
+    if len(lines) > 1 and _EPILOGUE.search(lines[-1]):
+        return "; ".join(lines[-1 - CAUSES : -1])
+    return lines[-1] if lines else ""
 
 
 def remedy_of(said: str) -> str:
