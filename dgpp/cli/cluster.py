@@ -51,9 +51,10 @@ def open_deployment(
 ) -> Deployment:
     """The deployment that `config`, else the site, names; closed when this process ends. Raises
     ConfigError."""
+    usual = config is None
     config = config or usual_config()
     settings = load_settings(config, overrides)
-    deployment = Deployment(config, settings, access_by(program, ssh_config))
+    deployment = Deployment(config, settings, access_by(program, ssh_config), usual=usual)
     atexit.register(deployment.close)
     return deployment
 

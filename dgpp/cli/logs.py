@@ -28,7 +28,11 @@ def logs(
     program: BinOption = "",
     ssh_config: SshConfigOption = "",
 ) -> int:
-    """Print the logs of a deployment's ranks in the order of time, the last 256 KiB of each."""
+    """Print the logs of a deployment's ranks in the order of time, the last 256 KiB of each.
+
+    A node that does not answer is named, the others' logs are printed. Exit status: 0 all were
+    read, 1 one was not.
+    """
     deployment = open_deployment(config, program, ssh_config)
     nodes = [node for node in deployment.nodes if rank in (None, node.rank)]
     if not nodes:
@@ -37,4 +41,4 @@ def logs(
     named = len(nodes) > 1
     for line in reader.follow(named=named) if follow else reader.lines(named=named):
         typer.echo(line)
-    return 0
+    return 1 if reader.lost else 0

@@ -15,7 +15,7 @@ from dgpp.cli.cluster import (
     say,
 )
 from dgpp.cli.flags import with_key_flags
-from dgpp.cluster.up import Up, bring_up
+from dgpp.cluster.up import Up, bring_up, stopped_by_down
 from dgpp.config.document import Override
 
 app = typer.Typer(add_completion=False)
@@ -56,7 +56,7 @@ def up(
         timeout_s=timeout,
         wrap=tuple(shlex.split(head_wrap)),
     )
-    typer.echo(bring_up(deployment, wanted, say).replace("stop: Ctrl-C", "stop: dgpp down"))
+    typer.echo(stopped_by_down(bring_up(deployment, wanted, say), deployment))
     return 0
 
 

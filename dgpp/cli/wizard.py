@@ -32,7 +32,7 @@ from dgpp.cluster.node import Node, RemoteNode, ask_all, try_all
 from dgpp.cluster.record import State
 from dgpp.cluster.site_plan import lane_values, own_deployment, suggested, world_size
 from dgpp.cluster.sync import in_gb
-from dgpp.cluster.up import Up, bring_up, require_fit
+from dgpp.cluster.up import Up, bring_up, require_fit, stopped_by_down
 from dgpp.config.env_file import write_values
 from dgpp.config.ports import url_of
 from dgpp.config.resolve import SITE_DEFAULTS, site_whole
@@ -327,19 +327,14 @@ class Wizard:
 
     def _start(self, deployment: Deployment) -> int:
         ready = bring_up(deployment, Up(checks=False), say)
-        typer.echo(ready.replace("stop: Ctrl-C", "stop: dgpp down"))
+        typer.echo(stopped_by_down(ready, deployment))
         return 0
 
     def _say_commands(self, deployment: Deployment) -> None:
         program = shlex.quote(str(Path(sys.prefix) / "bin" / "dgpp"))
         if os.environ.get("DGPP_ENV_FILE", ""):
             program = f"DGPP_ENV_FILE={shlex.quote(str(self._env.absolute()))} {program}"
-        ssh_config = self._access.ssh_config
-        told = {
-            "--bin": self._given.program,
-            "--ssh-config": ssh_config and str(Path(ssh_config).absolute()),
-        }
-        by = "".join(f" {flag} {shlex.quote(value)}" for flag, value in told.items() if value)
+        by = self._access.words
         typer.echo(f"{program} up{by}        # start it; READY says that it serves")
         typer.echo(f"{program} status{by}    # which ranks run")
         typer.echo(f"{program} logs -f{by}   # what they say")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,15 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     program: str = ""
     ssh_config: str = ""
+
+    @property
+    def words(self) -> str:
+        """The options that say so, for a shell, a space before each; empty where none does."""
+        told = {
+            "--bin": self.program,
+            "--ssh-config": self.ssh_config and str(Path(self.ssh_config).absolute()),
+        }
+        return "".join(f" {flag} {shlex.quote(value)}" for flag, value in told.items() if value)
 
 
 def _program(settings: Settings, access: Access) -> list[str]:
@@ -48,10 +58,14 @@ def reach(settings: Settings, access: Access) -> list[Node]:
 class Deployment:
     """`settings` of the file `config`, as ranks on `nodes` run it.
 
-    Rank 0 is on this machine. Where all ranks are, one process starts them all.
+    Rank 0 is on this machine. Where all ranks are, one process starts them all. `words` follow the
+    name of another command that is to work on it, for a shell; a `usual` one need not be named.
     """
 
-    def __init__(self, config: Path, settings: Settings, access: Access) -> None:
+    def __init__(
+        self, config: Path, settings: Settings, access: Access, *, usual: bool = False
+    ) -> None:
+        self.words = ("" if usual else f" {shlex.quote(str(config))}") + access.words
         self.config = config.expanduser().resolve()
         self.settings = settings
         paths = settings.paths

@@ -99,10 +99,14 @@ class LogReader:
         self._rests = {node.rank: "" for node in nodes}
         self._said: set[tuple[str, int]] = set()
 
+    @property
+    def lost(self) -> bool:
+        """Whether a node did not answer when it was asked last."""
+        return any(what == "lost" for what, _ in self._said)
+
     def lines(self, *, named: bool) -> list[str]:
-        """What there is now. Raises ClusterError."""
-        texts = {node.rank: self._read(node) for node in self._nodes}
-        return Merge(named=named).add(texts, self._ahead(), math.inf)
+        """What there is now; a node that does not answer is named."""
+        return Merge(named=named).add(self._texts(), self._ahead(), math.inf)
 
     def follow(self, *, named: bool) -> Iterator[str]:
         """Lines as they come, until the caller has enough. A node that does not answer is named
@@ -111,16 +115,19 @@ class LogReader:
         while True:
             # All that was said before this moment is there when a rank is asked after it.
             begun = time.time()
-            texts = {}
-            for node in self._nodes:
-                try:
-                    texts[node.rank] = self._read(node)
-                except ClusterError as error:
-                    self._once("lost", node, str(error))
-                else:
-                    self._said.discard(("lost", node.rank))
-            yield from merge.add(texts, self._ahead(), begun)
+            yield from merge.add(self._texts(), self._ahead(), begun)
             time.sleep(FOLLOW_S)
+
+    def _texts(self) -> dict[int, str]:
+        texts = {}
+        for node in self._nodes:
+            try:
+                texts[node.rank] = self._read(node)
+            except ClusterError as error:
+                self._once("lost", node, str(error))
+            else:
+                self._said.discard(("lost", node.rank))
+        return texts
 
     def _read(self, node: Node) -> str:
         answer = node.ask(Look(self._place, node.rank, self._offsets[node.rank]))

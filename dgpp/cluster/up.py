@@ -50,7 +50,8 @@ def bring_up(deployment: Deployment, wanted: Up, say: Say) -> str:
         running = _running(deployment)
         if running and not wanted.replace:
             raise AlreadyUpError(
-                f"{', '.join(running)}: up already; `dgpp down` ends it, --replace starts it anew"
+                f"{', '.join(running)}: up already; `dgpp down{deployment.words}` ends it, "
+                "--replace starts it anew"
             )
         interruption.check()
         if running:
@@ -69,6 +70,11 @@ def bring_up(deployment: Deployment, wanted: Up, say: Say) -> str:
             interruption.left = _undone(deployment, say)
             raise
         return ready
+
+
+def stopped_by_down(ready: str, deployment: Deployment) -> str:
+    """Rank 0's line for who has no terminal of it: the command that ends it."""
+    return ready.replace("stop: Ctrl-C", f"stop: dgpp down{deployment.words}")
 
 
 def _undone(deployment: Deployment, say: Say) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -15,14 +16,17 @@ from fake_ranks import fake_deployment, left, states
 from msgspec.structs import replace
 from small_disk import disk
 
+from dgpp.cli import logs
+from dgpp.cli import main as cli
 from dgpp.cluster import agent
+from dgpp.cluster.deployment import Access, Deployment
 from dgpp.cluster.down import COMPARED, ENDED, TOLD, UNTOLD, bring_down
 from dgpp.cluster.errors import AlreadyUpError, ClusterError, LockedError, StartError
 from dgpp.cluster.interruption import StoppedError
 from dgpp.cluster.messages import Signal, Start
 from dgpp.cluster.place import locked
 from dgpp.cluster.record import State, read_record, start_ticks, write_record
-from dgpp.cluster.up import Up, bring_up
+from dgpp.cluster.up import Up, bring_up, stopped_by_down
 
 QUICK = Up(checks=False, timeout_s=20)
 
@@ -57,13 +61,21 @@ def down(deployment):
 def test_up_once_replaced_and_down(world):
     line, said = up(world)
     assert line == "READY — http://h/v1 (model m) — stop: Ctrl-C"
+    named = f"dgpp down{world.words}"
+    assert stopped_by_down(line, world).endswith(f"— stop: {named}")
+    assert shlex.split(named) == [
+        "dgpp", "down", str(world.config), "--bin", world.nodes[0].program[0]
+    ]  # fmt: skip
     assert [text.partition(" (")[0] for text in said] == [
         "rank 0 started on here",
         "rank 1 started on node1",
     ]
     before = [read_record(n.own(world.place).record(n.rank)).pid for n in world.nodes]
-    with pytest.raises(AlreadyUpError, match=r"rank 0 at here, rank 1 at node1: up already; `dgpp"):
+    with pytest.raises(
+        AlreadyUpError, match=r"rank 0 at here, rank 1 at node1: up already; `dgpp"
+    ) as found:
         up(world)
+    assert f"up already; `{named}` ends it" in str(found.value)
     assert states(world) == [State.RUNNING, State.RUNNING]
     up(world, replace(QUICK, replace=True))
     after = [read_record(n.own(world.place).record(n.rank)).pid for n in world.nodes]
@@ -234,6 +246,29 @@ def test_down_ends_what_it_can_reach_and_names_the_rest(world):
     assert states(world)[0] is State.ENDED
     world.nodes[1].before = lambda number: None
     assert down(world)[0]
+
+
+def test_logs_of_the_nodes_that_answer_are_shown_and_the_rest_named(world, monkeypatch, capsys):
+    monkeypatch.setattr(logs, "open_deployment", lambda *named: world)
+    up(world)
+    assert cli.main(["logs"]) == 0
+    whole = capsys.readouterr().out.splitlines()
+    assert [line[:3] for line in whole] == ["[0]", "[1]"]
+    for lost, node in enumerate(world.nodes):
+        node.before = node.lose
+        assert cli.main(["logs"]) == 1
+        said = capsys.readouterr()
+        assert said.out.splitlines() == [whole[1 - lost]]
+        assert said.err == f"{node.name}: Connection timed out (it is off)\n"
+        node.before = lambda number: None
+
+
+def test_commands_that_follow_name_the_deployment_where_the_site_does_not(world):
+    ssh_config = Path("my ssh")
+    for usual, named in ((True, ""), (False, " 'two nodes.json'")):
+        access = Access(ssh_config=str(ssh_config))
+        found = Deployment(Path("two nodes.json"), world.settings, access, usual=usual)
+        assert found.words == f"{named} --ssh-config {shlex.quote(str(ssh_config.absolute()))}"
 
 
 def test_ranks_of_two_versions_are_refused_before_anything_starts(world):
