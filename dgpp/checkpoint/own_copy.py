@@ -15,6 +15,8 @@ from dgpp.checkpoint.json_file import read_json
 from dgpp.checkpoint.receive import CopyFile
 from dgpp.checkpoint.served_files import CONFIG, INDEX, holds_weights, served_files
 
+WEIGHTS = "*.safetensors"
+"""What is missing where no file of weights is there."""
 READERS = 4
 """Files hashed at a time: more than a disk needs to be busy."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -63,7 +65,7 @@ def take_stock(
     wanted = {*there, *names, *([] if INDEX in damaged else _indexed(directory))}
     missing = sorted(wanted.difference(there))
     if not holds_weights(wanted):
-        missing += [CONFIG] if CONFIG not in wanted else ["*.safetensors"]
+        missing += [CONFIG] if CONFIG not in wanted else [WEIGHTS]
     return OwnCopy(tuple(files), tuple(missing), tuple(damaged))
 
 

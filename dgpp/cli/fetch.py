@@ -128,7 +128,7 @@ def fetch_models(
     import msgspec
 
     from dgpp.cli.cluster import open_nodes
-    from dgpp.cluster.fetch import fetch, models_of
+    from dgpp.cluster.fetch import fetch, models_of, unread
     from dgpp.cluster.interruption import Interruption, raised
     from dgpp.cluster.sync import Tell
 
@@ -136,6 +136,7 @@ def fetch_models(
     names: Sequence[str] = (wanted.model,)
     if not wanted.model:
         engine = settings.engine
+        wanted = msgspec.structs.replace(wanted, may_lack=unread(engine))
         names = list(models_of(settings.model, engine.dflash_model, engine.ngram_table_model))
     for name in names:
         order = msgspec.structs.replace(wanted, model=name)

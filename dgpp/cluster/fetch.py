@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 
 import msgspec
@@ -22,9 +23,10 @@ from dgpp.checkpoint.hub_cache import (
     named_commit,
     snapshot,
 )
-from dgpp.checkpoint.own_copy import OwnCopy, take_stock
+from dgpp.checkpoint.own_copy import WEIGHTS, OwnCopy, take_stock
 from dgpp.checkpoint.receive import Copy, CopyFile, Depth
 from dgpp.checkpoint.resolve import models_directory
+from dgpp.checkpoint.served_files import CONFIG
 from dgpp.cluster.errors import LockedError
 from dgpp.cluster.sync import (
     LEAST_FREE,
@@ -38,6 +40,7 @@ from dgpp.cluster.sync import (
     sync,
     whole_on,
 )
+from dgpp.config.engine_settings import EngineSettings
 from dgpp.errors import CheckpointError, FetchError
 
 
@@ -46,7 +49,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True):
 
     `download` from the hub, `deliver` to the peers; without `write` everything is looked at, every
     byte, and left as it is. `anew`: no hash of before is trusted. `activate`: servers take this
-    revision, where they take another one now.
+    revision, where they take another one now. Files whose names match `may_lack` are not asked for.
     """
 
     model: str
@@ -56,6 +59,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True):
     deliver: bool = True
     write: bool = True
     anew: bool = False
+    may_lack: tuple[str, ...] = ()
 
 
 def fetch(wanted: Fetch, cache: Path, peers: Sequence[Peer], tell: Tell) -> Path:
@@ -194,10 +198,11 @@ def _stock(wanted: Fetch, cache: Path, commit: str, names: Sequence[str], tell: 
 
 def _require_whole(wanted: Fetch, folder: Path, own: OwnCopy) -> None:
     """Raises CheckpointError naming what is missing or damaged."""
-    if own.whole:
-        return
-    said = [f"{name} is missing" for name in own.missing]
+    spared = [name for name in own.missing if any(fnmatch(name, p) for p in wanted.may_lack)]
+    said = [f"{name} is missing" for name in own.missing if name not in spared]
     said += [f"{name} is damaged" for name in own.damaged]
+    if not said:
+        return
     if _folder(wanted.model) is None:
         raise CheckpointError(f"{folder}: {', '.join(said)}; `dgpp fetch {wanted.model}` mends it")
     # Nobody knows where it came from.
@@ -231,6 +236,13 @@ def _alone(model: str) -> Iterator[None]:
                 f"{model}: another `dgpp fetch` of it is under way here; wait for it, or end it"
             ) from None
         yield
+
+
+def unread(engine: EngineSettings) -> tuple[str, ...]:
+    """What of a model's files its server does not read, though they make a checkpoint whole."""
+    if engine.backend == "scripted":
+        return CONFIG, WEIGHTS
+    return (WEIGHTS,) if engine.load == "dummy" else ()
 
 
 def models_of(model: str, *others: str) -> Iterator[str]:

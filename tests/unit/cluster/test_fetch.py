@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -27,6 +28,7 @@ from fetch_site import (
 )
 from serving import ROOT
 
+from dgpp.checkpoint.served_files import INDEX
 from dgpp.cluster import sync, transfer
 from dgpp.cluster.record import start_ticks
 
@@ -346,6 +348,36 @@ def test_a_folder_goes_to_the_same_place_below_every_home(site):
     status, said = site.fetch(str(folder))
     assert status == 1
     assert f"{SHARD} is missing; copy the whole model there once more" in said
+
+
+@pytest.mark.parametrize(
+    ("engine", "lacks", "missing"),
+    [
+        ({"backend": "scripted"}, ["config.json", SHARD, LAST_SHARD, INDEX], ""),
+        ({"backend": "scripted"}, [SHARD, LAST_SHARD, INDEX], ""),
+        ({"backend": "cpu", "load": "dummy"}, [SHARD, LAST_SHARD, INDEX], ""),
+        ({"backend": "cpu", "load": "dummy"}, ["config.json"], "config.json"),
+        ({"backend": "cpu"}, [SHARD, LAST_SHARD, INDEX], "*.safetensors"),
+        ({"backend": "cpu"}, ["config.json"], "config.json"),
+        ({"backend": "scripted"}, [SHARD], ""),
+        ({"backend": "cpu"}, [SHARD], SHARD),
+    ],
+)
+def test_a_folder_may_lack_what_its_server_does_not_read(site, engine, lacks, missing):
+    folder = site.home / "a model"
+    folder.mkdir()
+    for name, data in model_files().items():
+        if "/" not in name and name not in lacks:
+            (folder / name).write_bytes(data)
+    config = site.home / "two nodes.json"
+    config.write_text(json.dumps({"model": str(folder), "world_size": 2, "engine": engine}))
+    status, said = site.fetch("--config", str(config))
+    assert status == (1 if missing else 0), said
+    if missing:
+        assert f"{missing} is missing; copy the whole model there once more" in said
+    else:
+        there = {file.name for file in (site.peers[0] / "a model").iterdir()}
+        assert there == set(site.wanted()).difference(lacks)
 
 
 def test_all_models_of_a_deployment_and_its_nodes_alone(site, hub):
