@@ -123,14 +123,14 @@ fi
 url="http://127.0.0.1:$port"
 
 note "fetching the demo model (nothing to do when it is there)"
-attend "$PY" -m dgpp fetch demo >/dev/null
+attend "$PY" -P -m dgpp fetch demo >/dev/null
 
 log=$(mktemp)
 note "starting the server on $url (the first start compiles the kernels)"
 started=$SECONDS
 # A process group of its own: Ctrl-C reaches this script alone, which then stops the server once.
 set -m
-"$PY" -m dgpp run "$ROOT/deploy/demo.json" --set "http.port=$port" </dev/null >"$log" 2>&1 &
+"$PY" -P -m dgpp run "$ROOT/deploy/demo.json" --set "http.port=$port" </dev/null >"$log" 2>&1 &
 server=$!
 set +m
 ready=0
@@ -142,7 +142,7 @@ case $ready in
 esac
 
 printf '\n> %s\n' "$QUESTION"
-attend "$PY" -m dgpp chat --url "$url" --once "$QUESTION" --temperature 0 --max-tokens 160 ||
+attend "$PY" -P -m dgpp chat --url "$url" --once "$QUESTION" --temperature 0 --max-tokens 160 ||
     show_log_and_die "the server gave no answer"
 printf '\n'
 
@@ -153,7 +153,7 @@ if [ -n "$once" ]; then
     exit 0
 fi
 
-note "the server runs at $url; talk to it: $PY -m dgpp chat --url $url"
+note "the server runs at $url; talk to it: $(printf %q "$PY") -P -m dgpp chat --url $url"
 note "Ctrl-C stops it. Its log follows."
 tail -n +1 -f "$log" &
 helper=$!

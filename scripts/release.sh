@@ -38,7 +38,7 @@ if [ -n "$with" ]; then PY=$with; else make_venv; fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-version=$(cd "$ROOT" && PYTHONPATH=$ROOT "$PY" -m dgpp --version)
+version=$(cd "$ROOT" && PYTHONPATH=$ROOT "$PY" -P -m dgpp --version)
 folder=$work/dgpp-$version
 mkdir -p "$folder/wheels" "$OUT"
 

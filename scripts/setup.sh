@@ -35,4 +35,4 @@ extra=
 [ ! -e /proc/driver/nvidia/version ] || extra=cuda
 make_venv $extra
 [ -z "$prepare" ] || exit 0
-exec "$PY" -m dgpp setup ${arguments[@]+"${arguments[@]}"}
+exec "$PY" -P -m dgpp setup ${arguments[@]+"${arguments[@]}"}

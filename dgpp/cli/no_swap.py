@@ -55,5 +55,5 @@ def keep_out_of_swap(
         raise ConfigError(f"{SWITCH}=1: this machine swaps, and there is no systemd-run to stop it")
     user = [] if os.geteuid() == 0 else ["--user"]
     command = ["systemd-run", *user, "--scope", "--quiet", "-p", "MemorySwapMax=0", "--"]
-    again = [*command, sys.executable, "-m", "dgpp", *arguments]
+    again = [*command, sys.executable, "-P", "-m", "dgpp", *arguments]
     execute("systemd-run", again, {**environ, _INSIDE: "1"})

@@ -260,6 +260,7 @@ def own_program() -> list[str]:
     """How this very dgpp is called, here and at the same path elsewhere."""
     import sys
 
-    program = [sys.executable, "-m", "dgpp"]
+    # -P: in a home, ~/dgpp with logs would stand for the package.
+    program = [sys.executable, "-P", "-m", "dgpp"]
     path = os.environ.get("PYTHONPATH")
     return ["env", f"PYTHONPATH={path}", *program] if path else program

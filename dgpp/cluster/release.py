@@ -20,7 +20,7 @@ from dgpp.cluster.errors import ReleaseError
 from dgpp.cluster.installed import UNFINISHED, program_of
 from dgpp.cluster.interruption import Interruption, raised
 from dgpp.cluster.release_archive import prove, unpack
-from dgpp.cluster.release_programs import Children, make_programs
+from dgpp.cluster.release_programs import Children, make_programs, refuse_place
 from dgpp.cluster.release_room import FULL, require_room
 
 KEY = "DGPP_RELEASE_DIR"
@@ -29,6 +29,7 @@ KEY = "DGPP_RELEASE_DIR"
 def install(archive: Path, releases: Path) -> tuple[str, Path]:
     """Unpack and prove `archive`, and make its programs in `releases`/VERSION; the version and
     where its dgpp is. A release is either whole or absent. Raises ReleaseError."""
+    refuse_place(releases, KEY)
     interruption = Interruption()
     try:
         with raised(interruption):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,27 @@ from dgpp.cluster.release_room import FULL
 
 LOOK_S = 0.1
 """How soon a signal is seen while a program runs."""
+
+
+_READ_BY_A_SHELL = re.compile(r"""["$`\\:\x00-\x1f\x7f]""")
+_BARE = re.compile(r"""['#&()*;<>?{|}~!\[\]]""")
+_BARE_LENGTH = 70
+"""Of a folder of releases: with what follows it there, more than a kernel reads of a first line."""
+
+
+def refuse_place(releases: Path, key: str) -> None:
+    """Raise ReleaseError where pip's programs in `releases`, whose first lines a shell reads, would
+    not mean that folder. `key` names it."""
+    place = str(releases.absolute())
+    found = _READ_BY_A_SHELL.search(place)
+    if not found and " " not in place and len(os.fsencode(place)) > _BARE_LENGTH:
+        found = _BARE.search(place)
+    if found:
+        shown = found[0] if found[0].isprintable() else repr(found[0])
+        raise ReleaseError(
+            f"{key}: a shell would not take the folder {place!r} as it is, for its {shown}; "
+            "nothing was installed: name another folder"
+        )
 
 
 class Children:

@@ -20,7 +20,7 @@ npm install --silent --no-fund --no-audit
 export PYTHONPATH=$root
 started=()
 trap 'for pid in "${started[@]}"; do kill "$pid" 2>/dev/null || true; done' EXIT
-"$python" -m dgpp run "$root/deploy/demo.json" --port $port --set paths.log_dir="$scratch/logs" \
+"$python" -P -m dgpp run "$root/deploy/demo.json" --port $port --set paths.log_dir="$scratch/logs" \
   > demo.log 2>&1 &
 started+=($!)
 rm -f calling.txt pipe; mkfifo pipe

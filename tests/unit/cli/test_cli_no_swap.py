@@ -36,7 +36,7 @@ def test_the_command_starts_anew_in_a_scope(path):
     [(file, arguments, environ)] = play({"DGPP_NO_SWAP": "1", "PATH": path})
     assert file == arguments[0] == "systemd-run"
     assert ("--user" in arguments) == (os.geteuid() != 0)
-    assert arguments[-6:] == ["--", sys.executable, "-m", "dgpp", "run", "c.json"]
+    assert arguments[-7:] == ["--", sys.executable, "-P", "-m", "dgpp", "run", "c.json"]
     assert "MemorySwapMax=0" in arguments
     with pytest.raises(ConfigError, match="did not set MemorySwapMax=0"):
         play(environ)

@@ -94,6 +94,13 @@ def test_an_archive_cut_short_installs_nothing(tmp_path):
             install(path, tmp_path / "releases")
 
 
+@pytest.mark.parametrize("name", ["a $(touch oops)", "a:b", "a\nb", "`a`", f"{'long' * 20};b"])
+def test_a_folder_that_a_shell_would_read_otherwise_is_refused(tmp_path, name):
+    with pytest.raises(ReleaseError, match=r"^DGPP_RELEASE_DIR: a shell would not take the folder"):
+        install(archive(tmp_path / "a.tar.zst", whole()), tmp_path / name)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.tar.zst"]
+
+
 def test_a_release_that_is_there_is_left_alone(tmp_path):
     (tmp_path / "releases" / "1.2.3").mkdir(parents=True)
     with pytest.raises(ReleaseError, match="is there already"):
