@@ -35,7 +35,7 @@ def examine(request: Examine) -> Iterator[Finding]:
     """All findings, in the order in which an operator would look."""
     for folder in dict.fromkeys((request.place.logs, request.place.stage)):
         yield _folder(folder)
-    yield _model(request.model, request.hub)
+    yield _model(request)
     yield from _backend(request)
     yield _locked_memory()
     yield from _ports(request)
@@ -61,13 +61,14 @@ def _folder(folder: Path) -> Finding:
     return Finding("ok", f"{folder} can be written, {free >> 30} GiB are free")
 
 
-def _model(model: str, hub: str) -> Finding:
+def _model(request: Examine) -> Finding:
+    model = request.model
     if model == DEMO_MODEL:
         return Finding("ok", "the demo model is fetched where it is absent")
     try:
-        if hub:
-            os.environ["HF_HUB_CACHE"] = hub
-        files = find_model(model)
+        if request.hub:
+            os.environ["HF_HUB_CACHE"] = request.hub
+        files = find_model(model, weights=request.weights)
     except DgppError as error:
         return Finding("error", str(error), f"dgpp fetch {model}")
     return Finding("ok", f"{model} is at {files.directory}")

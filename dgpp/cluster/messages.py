@@ -74,7 +74,8 @@ class List(msgspec.Struct, frozen=True, tag=True):
 class Examine(msgspec.Struct, frozen=True, tag=True):
     """Is this node fit to run `rank` of `world`? `backend` is engine.backend; `rdma`: the ranks
     speak RoCE over `devices` from their addresses `gids`. `listens`: what must be free
-    here. `collective` is engine.collective; `apart`: the ranks are not all on one host."""
+    here. `collective` is engine.collective; `apart`: the ranks are not all on one host;
+    `weights`: they read the model's."""
 
     place: Place
     rank: int
@@ -88,6 +89,7 @@ class Examine(msgspec.Struct, frozen=True, tag=True):
     listens: tuple[Listen, ...]
     collective: str = "auto"
     apart: bool = False
+    weights: bool = True
 
 
 class Survey(msgspec.Struct, frozen=True, tag=True):

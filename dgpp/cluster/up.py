@@ -105,6 +105,7 @@ def examine(deployment: Deployment) -> dict[str, tuple[Finding, ...]]:
             listens(settings, node.rank),
             settings.engine.collective,
             deployment.apart,
+            settings.engine.load != "dummy",
         )
         for node in nodes
     }

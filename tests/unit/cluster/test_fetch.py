@@ -380,6 +380,14 @@ def test_a_folder_may_lack_what_its_server_does_not_read(site, engine, lacks, mi
         assert there == set(site.wanted()).difference(lacks)
 
 
+def test_a_file_that_is_a_model_is_not_fetched(site):
+    (site.home / "tiny.json").write_text("{}")
+    config = site.home / "one.json"
+    engine = {"backend": "cpu", "load": "dummy"}
+    config.write_text(json.dumps({"model": str(site.home / "tiny.json"), "engine": engine}))
+    assert site.fetch("--config", str(config)) == (0, "")
+
+
 def test_all_models_of_a_deployment_and_its_nodes_alone(site, hub):
     hub.models["org/drafts"] = {"main": model_files(3, shards=1, size=5000)}
     config = site.home / "two nodes.json"

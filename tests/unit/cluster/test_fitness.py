@@ -61,6 +61,15 @@ def test_a_model_that_is_not_there(request_):
     assert remedy == "dgpp fetch some/absent-model"
 
 
+def test_a_file_is_a_model_where_no_weights_are_read(request_, tmp_path):
+    config = tmp_path / "tiny.json"
+    config.write_text("{}")
+    request = replace(request_, model=str(config), backend="cpu")
+    ((said, _),) = wrong(request)
+    assert said == f"model: {config} is a file; a file alone needs engine.load dummy"
+    assert wrong(replace(request, weights=False)) == []
+
+
 @pytest.mark.skipif(installed(), reason="has CuPy, perhaps a driver too")
 def test_a_driver_that_is_missing(request_):
     ((said, remedy),) = wrong(replace(request_, backend="cuda"))
