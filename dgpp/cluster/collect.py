@@ -16,6 +16,15 @@ LOG_BYTES = 16 << 20
 Say = Callable[[str], object]
 
 
+def forget_collected(place: Place, say: Say) -> None:
+    """Remove what was collected of an earlier run, which nothing tells from this one's."""
+    for file in [*place.collected.glob("rank*.log"), *place.collected.glob("serve_rank*.ops")]:
+        try:
+            file.unlink()
+        except OSError as error:
+            say(f"{file} is of an earlier run and cannot be removed: {error.strerror}")
+
+
 def collect_logs(place: Place, nodes: Sequence[Node], say: Say) -> None:
     """The logs of the nodes that are not this one. What fails is said, and is no failure."""
     for node in nodes:

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from dgpp.cluster.collect import collect_logs, collect_operations
+from dgpp.cluster.collect import collect_logs, collect_operations, forget_collected
 from dgpp.cluster.deployment import Deployment
 from dgpp.cluster.errors import ClusterError
 from dgpp.cluster.interruption import Interruption, noted
@@ -167,10 +167,31 @@ class Ending:
         if not self._deployment.apart:
             self._say("ended")
             return True
-        nodes = self._left(self._deployment.nodes)
+        self._interruption.check()
+        nodes = self._of_one_run()
+        forget_collected(self._place, self._say)
         self._interruption.check()
         collect_logs(self._place, nodes, self._say)
         self._interruption.check()
         apart = compare(self._place, nodes, self._say)
         collect_operations(self._place, apart, self._say)
-        return not apart
+        return not apart and len(nodes) == len(self._left(self._deployment.nodes))
+
+    def _of_one_run(self) -> list[Node]:
+        """The nodes that were started with the first one that is left. What lies on another is of
+        an earlier run; it is named."""
+        nodes = self._left(self._deployment.nodes)
+        runs = {}
+        for node, answer in try_all(nodes, {n.rank: Look(self._place, n.rank, -1) for n in nodes}):
+            if isinstance(answer, ClusterError):
+                self._lose(node, answer)
+            else:
+                runs[node.rank] = answer.record.run if answer.record else None
+        nodes = self._left(nodes)
+        found = [node for node in nodes if runs[node.rank] == runs[nodes[0].rank]]
+        if strangers := [node.name for node in nodes if node not in found]:
+            self._say(
+                f"{', '.join(strangers)}: not started by the `dgpp up` that started "
+                f"{nodes[0].name}, so not compared: did DGPP_NODES name others then?"
+            )
+        return found

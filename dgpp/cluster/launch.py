@@ -80,6 +80,7 @@ def _start(request: Start) -> ProcessRecord:
         version(),
         request.source,
         tuple(command),
+        request.run,
     )
     assert process.stdin is not None
     try:

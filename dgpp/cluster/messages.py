@@ -28,7 +28,8 @@ class Look(msgspec.Struct, frozen=True, tag=True):
 
 class Start(msgspec.Struct, frozen=True, tag=True):
     """Start `rank` with the settings `config` (a JSON document) and the ranks' `token`, empty where
-    it is alone. `command` precedes `dgpp run`'s arguments; `environment` is added."""
+    it is alone. `command` precedes `dgpp run`'s arguments; `environment` is added; `run` is another
+    one at every start of the deployment."""
 
     place: Place
     rank: int
@@ -38,6 +39,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     environment: dict[str, str]
     source: str
     apart: bool
+    run: str = ""
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):

@@ -23,6 +23,8 @@ class Parted(NamedTuple):
 def compare(place: Place, nodes: Sequence[Node], say: Say) -> list[Node]:
     """Say how the operation streams of all ranks compare; the nodes whose streams are not rank
     0's, all of them where that is missing. Raises ClusterError."""
+    if not nodes:
+        return []
     found = ask_all(nodes, {node.rank: Operations(place, node.rank) for node in nodes})
     first, *others = nodes
     missing = [node for node in nodes if not found[node.rank].done]

@@ -29,7 +29,8 @@ class State(StrEnum):
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """`pid` since `start_ticks` after the boot `boot_id`; `started` is seconds since 1970."""
+    """`pid` since `start_ticks` after the boot `boot_id`; `started` is seconds since 1970. `run` is
+    one for all ranks that were started together."""
 
     rank: int
     pid: int
@@ -39,6 +40,7 @@ class ProcessRecord(msgspec.Struct, frozen=True):
     version: str
     config: str
     command: tuple[str, ...]
+    run: str = ""
 
     @property
     def settings(self) -> Path | None:

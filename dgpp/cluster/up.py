@@ -25,6 +25,8 @@ LOOK_FAR_S = 2.0
 SKEW_S = 2.0
 """Clocks that differ by more make merged logs hard to read."""
 LAST_LINES = 12
+RUN_BYTES = 8
+"""Of a run's name: enough that no two are called the same."""
 UNSTARTED = "nothing was started"
 SOMETHING_LEFT = "what may still run is named above"
 
@@ -164,6 +166,7 @@ def _start(deployment: Deployment, wanted: Up, say: Say, interruption: Interrupt
     token = secrets.token_hex(32) if deployment.apart else ""
     if deployment.settings.engine.cluster_token_file:
         token = ""
+    run = secrets.token_hex(RUN_BYTES)
     requests = {
         node.rank: Start(
             place=deployment.place,
@@ -174,6 +177,7 @@ def _start(deployment: Deployment, wanted: Up, say: Say, interruption: Interrupt
             environment=deployment.environment(node.rank),
             source=str(deployment.config),
             apart=deployment.apart,
+            run=run,
         )
         for node in deployment.nodes
     }

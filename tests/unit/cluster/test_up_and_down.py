@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cut_short import cut_short
-from fake_ranks import fake_deployment, left, states
+from fake_ranks import Elsewhere, fake_deployment, left, states
 from msgspec.structs import replace
 from small_disk import disk
 
@@ -358,6 +358,48 @@ def test_a_difference_names_the_first_record(world, monkeypatch):
     up(world)
     theirs.unlink()
     assert "op streams: missing of rank 1 at node1" in down(world)[1]
+
+
+@pytest.mark.parametrize("before", ["nothing", "a run"])
+def test_what_lies_on_a_node_that_was_not_started_is_not_compared(world, tmp_path, before):
+    was, place = world.nodes[1], world.place
+    other = Elsewhere(1, "another", was.program, tmp_path / "another")
+    if before == "a run":
+        world.nodes[1] = other
+        up(world)
+        assert down(world)[0]
+    else:
+        stream = other.own(place).operations(1)
+        stream.parent.mkdir(parents=True)
+        stream.write_text("T 1 5 1\nT 1 6 2\n")
+    world.nodes[1] = was
+    up(world)
+    world.nodes[1] = other
+    done, said = down(world)
+    assert not done
+    assert said == (
+        "rank 1 at another: not started by the `dgpp up` that started rank 0 at here, so not "
+        "compared: did DGPP_NODES name others then?"
+    )
+    # What was brought here of the run before is not taken for this one's.
+    assert not list(place.collected.glob("*"))
+    world.nodes[1] = was
+    up(world)
+    assert down(world) == (True, "op streams: identical across 2 ranks (16 bytes)")
+
+
+def test_what_was_collected_is_of_one_run(world):
+    up(world)
+    theirs = world.nodes[1].own(world.place).operations(1)
+    theirs.write_text("X")
+    assert not down(world)[0]
+    assert {file.name for file in world.place.collected.iterdir()} == {
+        "rank1.log",
+        "serve_rank1.ops",
+    }
+    up(world)
+    assert down(world)[0]
+    assert [file.name for file in world.place.collected.iterdir()] == ["rank1.log"]
 
 
 def test_a_rank_that_does_not_end_is_killed_and_named(world):
