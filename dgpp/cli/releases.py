@@ -14,6 +14,13 @@ app = typer.Typer(add_completion=False)
 def releases() -> int:
     """List the releases that are installed here, one a line."""
     folder = Path(load_site_alone().paths.release_dir).expanduser()
-    for version in installed(folder):
+    found = installed(folder)
+    for version in found:
         typer.echo(version)
+    if not found:
+        typer.echo(
+            f"no release is installed in {folder} (DGPP_RELEASE_DIR): "
+            "`dgpp install dgpp-VERSION.tar.zst` installs one",
+            err=True,
+        )
     return 0

@@ -5,18 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from dgpp.checkpoint.demo import DEMO_MODEL
+from dgpp.checkpoint.hub import check_name
 from dgpp.checkpoint.model_files import find_model
 from dgpp.cluster.errors import RecordError
 from dgpp.cluster.messages import Examine, Finding
 from dgpp.cluster.record import State, read_record, state_of
 from dgpp.config.resolve import SITE_DEFAULTS
 from dgpp.engine.backends import choose_backend
-from dgpp.errors import ConfigError, DgppError
+from dgpp.errors import ConfigError, DgppError, FetchError
 from dgpp.net.listening import Listen, cannot_listen, obstacle
 from dgpp.net.paths import path_of
 from dgpp.net.roce import chosen
@@ -70,8 +72,22 @@ def _model(request: Examine) -> Finding:
             os.environ["HF_HUB_CACHE"] = request.hub
         files = find_model(model, weights=request.weights)
     except DgppError as error:
-        return Finding("error", str(error), f"dgpp fetch {model}")
+        return Finding("error", str(error), _mended(model, request.rank))
     return Finding("ok", f"{model} is at {files.directory}")
+
+
+def _mended(model: str, rank: int) -> str:
+    """How `rank` comes to have `model`: by what `dgpp fetch` takes, where it does."""
+    named = "name as model its ORG/NAME or the folder that it is in"
+    try:
+        check_name(model)
+    except FetchError:
+        if Path(model).expanduser().is_file() or not model.startswith(("/", "~", ".")):
+            return named
+        if rank:
+            return f"dgpp fetch {shlex.quote(model)} on rank 0's machine brings that folder there"
+        return f"copy the model there, or {named}"
+    return f"dgpp fetch {model}"
 
 
 def _backend(request: Examine) -> Iterator[Finding]:

@@ -20,6 +20,8 @@ MANIFEST_BYTES = 16 << 20
 MOST_BYTES = 64 << 30
 """No archive unpacks to more."""
 COPY_BYTES = 256 << 10
+DAMAGED = "it is damaged, or no release: copy it here once more"
+"""What to do about an archive that is not as it must be."""
 _BLOCK_BYTES = 64 << 10
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\0\n]+)")
 _FOLDER = re.compile(r"dgpp-([A-Za-z0-9][A-Za-z0-9_.+-]*)")
@@ -32,20 +34,26 @@ def prove(archive: Path) -> None:
         return
     with archive.open("rb") as data:
         found = hashlib.file_digest(data, "sha256").hexdigest()
-    if beside.read_text().split()[:1] != [found]:
-        raise ReleaseError(f"{archive}: its SHA-256 is {found}, not that of {beside.name}")
+    if beside.read_text(errors="replace").split()[:1] != [found]:
+        raise ReleaseError(
+            f"{archive}: its SHA-256 is {found}, not that of {beside.name}: one of them is damaged "
+            "or another version's, copy both here once more"
+        )
 
 
 @contextmanager
 def opened(archive: Path) -> Iterator[tarfile.TarFile]:
-    """The members of `archive`, to be read in their order. Raises ReleaseError, OSError."""
+    """The members of `archive`, to be read in their order. Raises ReleaseError, OSError; also what
+    is raised over a member names the archive."""
     try:
         with archive.open("rb") as data:
             stream = zstandard.ZstdDecompressor().stream_reader(data)
             with tarfile.open(fileobj=stream, mode="r|", bufsize=_BLOCK_BYTES) as members:
                 yield members
     except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
-        raise ReleaseError(f"{archive}: not a whole archive: {error}") from error
+        raise ReleaseError(f"{archive}: not a whole archive: {error}; {DAMAGED}") from error
+    except ReleaseError as error:
+        raise ReleaseError(f"{archive}: {error}; {DAMAGED}") from error
 
 
 def unpack(archive: Path, target: Path) -> str:

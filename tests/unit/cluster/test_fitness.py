@@ -55,10 +55,33 @@ def test_folders_that_cannot_be_written_and_disks_that_are_full(request_, tmp_pa
     ]
 
 
-def test_a_model_that_is_not_there(request_):
-    ((said, remedy),) = wrong(replace(request_, model="some/absent-model"))
-    assert "some/absent-model" in said
-    assert remedy == "dgpp fetch some/absent-model"
+NAMED = "name as model its ORG/NAME or the folder that it is in"
+
+
+@pytest.mark.parametrize(
+    ("model", "remedy"),
+    [
+        ("some/absent-model", "dgpp fetch some/absent-model"),
+        ("/nope/my model", f"copy the model there, or {NAMED}"),
+        ("~/nope", f"copy the model there, or {NAMED}"),
+        ("./nope/model", f"copy the model there, or {NAMED}"),
+        ("gpt2", NAMED),
+        ("org/a..b", NAMED),
+    ],
+)
+def test_a_model_that_is_not_there(request_, model, remedy):
+    ((said, found),) = wrong(replace(request_, model=model))
+    assert model in said
+    assert found == remedy
+
+
+def test_a_file_in_place_of_a_model_or_a_folder_that_a_peer_lacks(request_, tmp_path):
+    (tmp_path / "file").touch()
+    ((said, remedy),) = wrong(replace(request_, model=str(tmp_path / "file")))
+    assert "is a file" in said
+    assert remedy == NAMED
+    ((_, remedy),) = wrong(replace(request_, rank=1, model="/nope/my model"))
+    assert remedy == "dgpp fetch '/nope/my model' on rank 0's machine brings that folder there"
 
 
 def test_a_file_is_a_model_where_no_weights_are_read(request_, tmp_path):

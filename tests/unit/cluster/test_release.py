@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from releases import FILES, archive, make_programs, whole
 
+from dgpp.cli import main as cli
 from dgpp.cluster import release
 from dgpp.cluster.errors import ReleaseError
-from dgpp.cluster.installed import UNFINISHED, installed
+from dgpp.cluster.installed import UNFINISHED, installed, program_of
 from dgpp.cluster.release import install
-from dgpp.cluster.release_archive import MANIFEST, unpack
+from dgpp.cluster.release_archive import DAMAGED, MANIFEST, unpack
 
 
 def test_a_whole_archive_is_unpacked_as_it_was(tmp_path):
@@ -47,8 +48,13 @@ def test_a_whole_archive_is_unpacked_as_it_was(tmp_path):
     ],
 )
 def test_what_is_no_release_is_refused(tmp_path, members, said):
+    path = archive(tmp_path / "a.tar.zst", members)
     with pytest.raises(ReleaseError, match=said):
-        unpack(archive(tmp_path / "a.tar.zst", members), tmp_path / "new")
+        unpack(path, tmp_path / "new")
+    with pytest.raises(ReleaseError) as found:
+        install(path, tmp_path / "releases")
+    assert str(found.value).count(f"{path}: ") == 1
+    assert str(found.value).endswith(f"; {DAMAGED}")
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE])
@@ -79,7 +85,7 @@ def test_a_flipped_bit_anywhere_installs_nothing(tmp_path, data):
     finally:
         shutil.rmtree(target)
     releases = tmp_path / "releases"
-    with pytest.raises(ReleaseError, match=r"not that of a.tar.zst.sha256"):
+    with pytest.raises(ReleaseError, match=r"not that of a.tar.zst.sha256: .* copy both here once"):
         install(path, releases)
     assert installed(releases) == []
     assert [file.name for file in releases.iterdir()] == [".lock"]
@@ -90,8 +96,27 @@ def test_an_archive_cut_short_installs_nothing(tmp_path):
     content = path.read_bytes()
     for size in range(0, len(content), 37):
         path.write_bytes(content[:size])
-        with pytest.raises(ReleaseError):
+        with pytest.raises(ReleaseError) as found:
             install(path, tmp_path / "releases")
+        assert str(found.value).startswith(f"{path}: ")
+        assert str(found.value).endswith(f"; {DAMAGED}")
+
+
+def test_which_releases_there_are_and_how_one_comes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DGPP_RELEASE_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["releases"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == (
+        f"no release is installed in {tmp_path} (DGPP_RELEASE_DIR): "
+        "`dgpp install dgpp-VERSION.tar.zst` installs one\n"
+    )
+    program = program_of(tmp_path / "1.2.3")
+    program.parent.mkdir(parents=True)
+    program.touch()
+    assert cli.main(["releases"]) == 0
+    assert tuple(capsys.readouterr()) == ("1.2.3\n", "")
 
 
 @pytest.mark.parametrize("name", ["a $(touch oops)", "a:b", "a\nb", "`a`", f"{'long' * 20};b"])
