@@ -6,9 +6,10 @@ import getpass
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import typer
@@ -27,11 +28,12 @@ from dgpp.cluster.condition import conditions
 from dgpp.cluster.deployment import Deployment, reach
 from dgpp.cluster.errors import ClusterError
 from dgpp.cluster.fetch import Fetch
+from dgpp.cluster.interruption import Interruption, raised
 from dgpp.cluster.messages import Answer, NodeFacts, Survey
 from dgpp.cluster.node import Node, RemoteNode, ask_all, try_all
 from dgpp.cluster.record import State
 from dgpp.cluster.site_plan import lane_values, own_deployment, suggested, world_size
-from dgpp.cluster.sync import in_gb
+from dgpp.cluster.sync import Peer, each, in_gb
 from dgpp.cluster.up import Up, bring_up, require_fit, stopped_by_down
 from dgpp.config.env_file import write_values
 from dgpp.config.ports import url_of
@@ -97,19 +99,16 @@ class Wizard:
 
     def run(self) -> int:
         """All steps; the exit status."""
-        facts = self._site()
-        self._lanes(facts)
-        config = self._deployment(facts)
-        deployment = self._opened(config)
-        if self._runs(deployment):
-            say(f"{config}: serves already")
-            return 0
-        refuse_start(deployment, self._given.program)
-        # A missing driver is found before hours of download; the model is looked at after them.
-        without_model = msgspec.structs.replace(deployment.settings, model=DEMO_MODEL)
-        other = Deployment(config, without_model, self._access)
-        other.nodes = deployment.nodes
-        require_fit(other, self._say_once)
+        with self._stoppable("the same command goes on from there"):
+            facts = self._site()
+            self._lanes(facts)
+            config, values = self._deployment(facts)
+            deployment = self._opened(config, facts)
+            if self._runs(deployment):
+                self._tell(values)
+                say(f"{config}: serves already")
+                return 0
+            self._require_start(deployment, values)
         if self._given.fetch:
             wanted = Fetch(model="")
             for folder in fetch_models(wanted, config, None, *self._reached_by):
@@ -124,19 +123,66 @@ class Wizard:
     def look(self) -> int:
         """What is known of the nodes, and what is wrong with them; nothing is written."""
         self._writes = False
-        facts = self._site()
-        self._lanes(facts)
-        usual = load_site_settings().DGPP_CLUSTER_CONFIG
-        if usual:
-            require_fit(self._opened(Path(usual).expanduser()), say)
+        with self._stoppable("nothing was written"), TemporaryDirectory() as folder:
+            if os.environ.get("DGPP_ENV_FILE", "") and not self._env.exists():
+                # What a set-up would make: one that says nothing yet.
+                empty = Path(folder) / self._env.name
+                empty.touch()
+                os.environ["DGPP_ENV_FILE"] = str(empty)
+            facts = self._site()
+            self._lanes(facts)
+            usual = load_site_settings().DGPP_CLUSTER_CONFIG
+            if usual:
+                require_fit(self._opened(Path(usual).expanduser(), facts), say)
         return 0
+
+    @staticmethod
+    @contextmanager
+    def _stoppable(left: str) -> Iterator[None]:
+        """A signal ends what is under way; `left` is what is true then. Fetching and starting have
+        words of their own."""
+        interruption = Interruption("what is under way is being ended")
+        interruption.left = left
+        with raised(interruption, insist=True):
+            try:
+                yield
+            except typer.Abort:
+                interruption.check()
+                raise
+
+    def _require_start(self, deployment: Deployment, values: dict[str, str]) -> None:
+        """Keep `values`, which name `deployment`, where the nodes are fit for it but for its model,
+        which is not there yet. Raises ConfigError, ClusterError."""
+        try:
+            refuse_start(deployment, self._given.program)
+            # A missing driver is found before hours of download; the model is looked at after them.
+            without_model = msgspec.structs.replace(deployment.settings, model=DEMO_MODEL)
+            other = Deployment(deployment.config, without_model, self._access)
+            other.nodes = deployment.nodes
+            require_fit(other, self._say_once)
+        except (ConfigError, ClusterError):
+            # The next run would take it for the choice of this site, and fail as this one.
+            if values:
+                say(f"{self._env}: {', '.join(values)}: not written before that is mended")
+            raise
+        self._tell(values)
 
     @property
     def _reached_by(self) -> tuple[str, str]:
         return self._given.program, self._given.ssh_config
 
-    def _opened(self, config: Path) -> Deployment:
-        return open_deployment(config, *self._reached_by)
+    def _opened(self, config: Path, facts: list[tuple[Node, NodeFacts]]) -> Deployment:
+        """Raises ConfigError where it is for a node that is none of `facts`."""
+        deployment = open_deployment(config, *self._reached_by)
+        looked_at = [node.host for node, _ in facts]
+        others = [host for host in deployment.settings.nodes[1:] if host not in (*looked_at, LOCAL)]
+        if others:
+            raise ConfigError(
+                f"nodes: {config} has {' '.join(deployment.settings.nodes)}, the machines of this "
+                f"set-up (--nodes, DGPP_NODES) are {' '.join(looked_at)}, without "
+                f"{' '.join(others)}: name the same in both"
+            )
+        return deployment
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:
@@ -238,8 +284,7 @@ class Wizard:
         for node in lacking:
             say(f"{node.name}: installing dgpp {mine} at {root}")
             node.close()
-        with ThreadPoolExecutor(len(lacking)) as pool:
-            list(pool.map(lambda node: bring(node, root, mine), lacking))
+        each([Peer(node, "") for node in lacking], lambda peer: bring(peer.node, root, mine))
 
     def _lanes(self, facts: list[tuple[Node, NodeFacts]]) -> None:
         """Which RoCE devices the nodes speak over, unless the site says so or is one machine."""
@@ -267,8 +312,8 @@ class Wizard:
         chosen = self._questions.ask("RoCE devices, in the order of lanes", usual, check)
         self._tell(values if chosen == usual else {"DGPP_ROCE_DEVICES": chosen})
 
-    def _deployment(self, facts: list[tuple[Node, NodeFacts]]) -> Path:
-        """The deployment file of this site."""
+    def _deployment(self, facts: list[tuple[Node, NodeFacts]]) -> tuple[Path, dict[str, str]]:
+        """The deployment file of this site, and what is to be kept that says so."""
         ports = self._given.ports
         values = {SITE_DEFAULTS[path]: str(port) for path, port in ports.items()}
         config = self._chosen(facts)
@@ -280,8 +325,8 @@ class Wizard:
         known = load_site_settings().DGPP_CLUSTER_CONFIG
         if not known or Path(known).expanduser() != config:
             values["DGPP_CLUSTER_CONFIG"] = str(config)
-        self._tell(values)
-        return config
+        os.environ.update(values)
+        return config, values
 
     def _chosen(self, facts: list[tuple[Node, NodeFacts]]) -> Path:
         known = load_site_settings().DGPP_CLUSTER_CONFIG

@@ -6,11 +6,13 @@ import io
 import re
 import subprocess
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import IO
 
 from dgpp.cluster.errors import ClusterError
 from dgpp.cluster.node import RemoteNode, remedy_of
+from dgpp.cluster.transfer import running
 
 INSTALL_S = 1800
 """Some hundred megabytes of packages on a slow line."""
@@ -21,6 +23,15 @@ if [ -e "$1/.git" ]; then
     exit 1
 fi
 mkdir -p "$1" && tar -C "$1" -xf -
+"""
+# Nobody ends what a closed connection leaves there, but whoever reads of its standard input.
+_PREPARE = """
+exec 3<&0
+"$@" </dev/null 3<&- & made=$!
+{ cat <&3; kill "$made"; } >/dev/null 2>&1 & watch=$!
+wait "$made"; status=$?
+kill "$watch"
+exit "$status"
 """
 
 
@@ -37,7 +48,7 @@ def bring(node: RemoteNode, root: Path, version: str) -> None:
     What is copied has no history to ask, so that `version` is written into it.
     """
     unpack = node.command(["sh", "-c", _UNPACK, "sh", str(root)])
-    with subprocess.Popen(
+    with running(
         unpack, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as there:
         assert there.stdin is not None
@@ -50,18 +61,29 @@ def bring(node: RemoteNode, root: Path, version: str) -> None:
         said = there.stdout.read().decode(errors="replace")
     if there.returncode:
         raise _failure(node, f"copying dgpp to {root}", said)
-    prepare = node.command([f"{root}/{PREPARE[0]}", PREPARE[1]])
-    try:
-        done = subprocess.run(
-            prepare, capture_output=True, text=True, timeout=INSTALL_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ClusterError(
-            f"{node.name}: installing dgpp took more than {INSTALL_S} s; run {root}/{PREPARE[0]} "
-            f"{PREPARE[1]} there and see"
-        ) from None
-    if done.returncode:
-        raise _failure(node, "installing dgpp", done.stdout + done.stderr)
+    prepare(node, root)
+
+
+def prepare(node: RemoteNode, root: Path) -> None:
+    """Make the checkout `root` of `node` a virtual environment. What this starts there ends with
+    the connection, also where this process is killed. Raises ClusterError."""
+    command = node.command(["sh", "-c", _PREPARE, "sh", f"{root}/{PREPARE[0]}", PREPARE[1]])
+    with (
+        tempfile.TemporaryFile() as told,
+        running(command, stdin=subprocess.PIPE, stdout=told, stderr=told) as there,
+    ):
+        try:
+            there.wait(INSTALL_S)
+        except subprocess.TimeoutExpired:
+            there.kill()
+            raise ClusterError(
+                f"{node.name}: installing dgpp took more than {INSTALL_S} s; run "
+                f"{root}/{PREPARE[0]} {PREPARE[1]} there and see"
+            ) from None
+        told.seek(0)
+        said = told.read().decode(errors="replace")
+    if there.returncode:
+        raise _failure(node, "installing dgpp", said)
 
 
 def _failure(node: RemoteNode, what: str, said: str) -> ClusterError:

@@ -69,14 +69,14 @@ def send(
 
 
 def end_all() -> None:
-    """End every transfer that is under way in this process; each is then one that broke off."""
+    """End all that is `running` in this process; each is then a transfer that broke off."""
     for process in list(_under_way):
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
 
 
 @contextmanager
-def _running(command: Sequence[str], **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: Sequence[str], **pipes: Any) -> Iterator[subprocess.Popen[bytes]]:
     """It does not outlive this process, however that ends: the next one would send as well."""
     with subprocess.Popen(ending_with_this(command), **pipes) as process:
         _under_way.add(process)
@@ -96,7 +96,7 @@ def _by_rsync(node: RemoteNode, parcel: Parcel, moved: Moved) -> None:
     command = ["rsync", *options, "--", f"{parcel.directory}/", f"{target}:{parcel.folder}/"]
     with (
         tempfile.TemporaryFile() as said,
-        _running(command, stdin=PIPE, stdout=PIPE, stderr=said) as process,
+        running(command, stdin=PIPE, stdout=PIPE, stderr=said) as process,
     ):
         assert process.stdin is not None
         assert process.stdout is not None
@@ -115,10 +115,10 @@ def _by_tar(node: RemoteNode, parcel: Parcel) -> None:
     pack = ["tar", "-C", str(parcel.directory), "-chf", "-"]
     pack += [f"./{name}" for name in parcel.names]
     unpack = node.command(["tar", "-C", parcel.folder, "-xf", "-"])
-    with _running(pack, stdout=PIPE, stderr=PIPE) as packed:
+    with running(pack, stdout=PIPE, stderr=PIPE) as packed:
         assert packed.stdout is not None
         assert packed.stderr is not None
-        with _running(unpack, stdin=packed.stdout, stderr=PIPE) as unpacked:
+        with running(unpack, stdin=packed.stdout, stderr=PIPE) as unpacked:
             told = unpacked.communicate()[1]
         # Where the other side has ended, nobody reads on.
         packed.stdout.close()

@@ -10,11 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from fake_hub import FakeHub, model_files
 from fetch_site import MODEL, FarSite
+from launching import gone
 from serving import ROOT, TINY, free_ports
 from sshd import Machines
 
@@ -119,3 +121,52 @@ def test_unattended_from_nothing_to_ready_and_again(bare, machines, hub):
     assert status == 0, said
     assert "op streams: identical across 2 ranks" in said
     assert not list(bare.home.rglob("oops"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_with_a_word(bare, number):
+    with subprocess.Popen(
+        [sys.executable, "-m", "dgpp", "setup"],
+        env=os.environ | bare.told | {"PYTHONPATH": str(ROOT)},
+        cwd=bare.home,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as asking:
+        said = b""
+        while b"Machines, this one first" not in said:
+            said += os.read(asking.stderr.fileno(), 4096) or pytest.fail(said.decode())
+        asking.send_signal(number)
+        said = asking.stderr.read().decode()
+    assert asking.returncode == 128 + number
+    assert f"stopped by {number.name}; the same command goes on from there" in said
+
+
+INSTALL = """
+import sys
+from pathlib import Path
+from dgpp.cluster.bring import prepare
+from dgpp.cluster.node import RemoteNode
+prepare(RemoteNode(1, sys.argv[1], ["dgpp"], ssh=["ssh", "-F", sys.argv[2]]), Path(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_it_installs_on_a_node_ends_with_it(machines, tmp_path, number):
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "setup.sh"
+    script.write_text(
+        '#!/bin/sh\ncd "$(dirname "$0")"\necho $$ >pid.new; mv pid.new pid\nexec sleep 60\n'
+    )
+    script.chmod(0o755)
+    words = [machines.hosts[0], str(machines.config), str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-c", INSTALL, *words], env=os.environ | {"PYTHONPATH": str(ROOT)}
+    ) as installing:
+        file, end = script.with_name("pid"), time.monotonic() + 20
+        while not file.exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        installing.send_signal(number)
+    while not gone([int(file.read_text())]):
+        assert time.monotonic() < end
+        time.sleep(0.01)

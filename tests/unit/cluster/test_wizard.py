@@ -129,8 +129,39 @@ def test_defaults_and_refusals_without_a_person(site, setup, config, hub):
     status, said = setup("--yes", "--nodes", NODES, "--deployment", str(config))
     assert status == 1
     assert "rank 1 at 127.0.0.2: engine.backend cuda: " in said
-    # Found before a byte is fetched.
+    # Found before a byte is fetched, and not the next run's choice.
     assert hub.sent == {}
+    env = site.home / "site of mine.env"
+    assert f"{env}: DGPP_CLUSTER_CONFIG: not written before that is mended" in said
+    assert parse_env_of(site) == {"DGPP_NODES": NODES}
+
+
+def test_a_deployment_for_a_machine_that_is_not_looked_at_is_named(site, setup, config):
+    document = json.loads(config.read_text())
+    del document["world_size"]
+    config.write_text(json.dumps(document | {"nodes": ["127.0.0.1", HOSTS[1]]}))
+    words = ["--yes", "--nodes", NODES]
+    status, said = setup(*words, "--deployment", str(config))
+    assert status == 1
+    assert (
+        f"nodes: {config} has 127.0.0.1 {HOSTS[1]}, the machines of this set-up (--nodes, "
+        f"DGPP_NODES) are {NODES}, without {HOSTS[1]}: name the same in both"
+    ) in said
+    assert "DGPP_CLUSTER_CONFIG" not in parse_env_of(site)
+    # Nor is it looked over by --check, where the site has it.
+    (site.home / "site of mine.env").write_text(
+        f"DGPP_NODES='{NODES}'\nDGPP_CLUSTER_CONFIG='{config}'\n"
+    )
+    status, said = setup("--yes", "--check")
+    assert (status, f"without {HOSTS[1]}: name the same" in said) == (1, True)
+
+
+def test_check_takes_a_site_that_is_not_there_yet(site, setup):
+    before = sorted(site.home.rglob("*"))
+    status, said = setup("--yes", "--check")
+    assert status == 0, said
+    assert "rank 0 at localhost: Python 3." in said
+    assert sorted(site.home.rglob("*")) == before
 
 
 def test_check_writes_nothing(site, setup):
