@@ -30,7 +30,9 @@ class Leftovers:
         files = [file for file in self._folder.rglob("*") if file.exists()]
         return {
             "processes": self._processes(),
-            "own children": sorted(child.name() for child in psutil.Process().children()),
+            "own children": sorted(
+                f"{child.name()} {child.status()}" for child in psutil.Process().children()
+            ),
             "ports": sorted(c.laddr.port for c in psutil.net_connections("tcp") if self._ours(c)),
             "locks": self._locks({file.stat().st_ino for file in files}),
             "segments": self._orphans(),

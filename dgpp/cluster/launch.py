@@ -127,4 +127,8 @@ def _stage(file: Path, text: str) -> None:
 
 
 def reap() -> None:
-    _children[:] = [child for child in _children if child.poll() is None]
+    for child in list(_children):
+        if child.poll() is not None:
+            # One by one: a rank may be started meanwhile, for another node's question.
+            with suppress(ValueError):
+                _children.remove(child)
