@@ -16,7 +16,7 @@ from sshd import Machines
 
 from dgpp.checkpoint.served_files import served_files
 from dgpp.cli import main as cli
-from dgpp.cluster import deployment
+from dgpp.cluster import deployment, interruption
 from dgpp.cluster.agent import answer_bytes
 from dgpp.cluster.messages import Answer
 from dgpp.cluster.node import LocalNode, RemoteNode
@@ -144,6 +144,8 @@ class NearSite(Site):
             'shift\nexec sh -c "$*"\n'
         )
         ssh.chmod(0o755)
+        # It would end the tests as well.
+        monkeypatch.setattr(interruption, "LEFT_S", 600)
         monkeypatch.setattr(NearNode, "homes", self.homes)
         monkeypatch.setattr(NearNode, "ssh_program", str(ssh))
         monkeypatch.setattr(deployment, "RemoteNode", NearNode)

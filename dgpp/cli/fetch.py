@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ from dgpp.errors import ConfigError
 
 if TYPE_CHECKING:
     from dgpp.cluster.fetch import Fetch
+    from dgpp.cluster.interruption import Interruption
     from dgpp.cluster.sync import Peer
 
 app = typer.Typer(add_completion=False)
@@ -129,7 +130,7 @@ def fetch_models(
 
     from dgpp.cli.cluster import open_nodes
     from dgpp.cluster.fetch import fetch, models_of, unread
-    from dgpp.cluster.interruption import Interruption, raised
+    from dgpp.cluster.interruption import Interruption
     from dgpp.cluster.sync import Tell
 
     cache, peers, settings = open_nodes(config, program, ssh_config)
@@ -145,12 +146,19 @@ def fetch_models(
         order = msgspec.structs.replace(wanted, model=name)
         interruption = Interruption("what is under way is being ended")
         interruption.left = _left(order)
-        with progress_bar() as progress, raised(interruption, insist=True):
+        with progress_bar() as progress, _stoppable(interruption):
             if name in DEMO_NAMES:
                 folder = _demo(order, models_dir, peers, progress)
             else:
                 folder = fetch(order, cache, peers, Tell(say, progress))
         yield folder
+
+
+def _stoppable(interruption: Interruption) -> AbstractContextManager[None]:
+    from dgpp.cli.main import leave
+    from dgpp.cluster.interruption import raised
+
+    return raised(interruption, insist=True, leave=leave)
 
 
 def _left(order: Fetch) -> str:
@@ -159,7 +167,7 @@ def _left(order: Fetch) -> str:
         return "nothing was written"
     if order.model in DEMO_NAMES:
         return "nothing of it is left"
-    return "nothing is sent any more, what came is kept: the same command goes on from there"
+    return "nothing is sent any more; the same command goes on from there"
 
 
 def _demo(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -83,6 +84,13 @@ def command() -> Any:
 
 def _fail(message: str) -> None:
     sys.stderr.write(f"dgpp: error: {' '.join(message.split())}\n")
+
+
+def leave(error: DgppError) -> None:
+    """End this process at once, whatever its threads do, as `main` ends for `error`."""
+    _fail(str(error))
+    sys.stderr.flush()
+    os._exit(error.exit_status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

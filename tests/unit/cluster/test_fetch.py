@@ -269,12 +269,36 @@ def test_a_signal_ends_transfers_and_the_next_try_goes_on(
     status, said = site.fetch(MODEL, "--sync-only")
     stopper.join()
     assert status == 128 + number, said
-    assert f"stopped by {number.name}; nothing is sent any more, what came is kept" in said
+    assert f"stopped by {number.name}; nothing is sent any more; the same command" in said
     assert running() == []
     monkeypatch.setattr(NearNode, "ssh_program", at_once)
     status, said = site.fetch(MODEL, "--sync-only")
     assert status == 0, said
     assert site.snapshot(site.peers[1]) == site.wanted()
+
+
+def test_threads_that_go_on_do_not_keep_a_command_that_was_stopped():
+    """As those of a download whose hub says nothing."""
+    code = (
+        "import time; from concurrent.futures import ThreadPoolExecutor\n"
+        "from dgpp.cli.main import leave; from dgpp.cluster import interruption\n"
+        "interruption.LEFT_S = 0.1; found = interruption.Interruption('one moment')\n"
+        "found.left = 'half of it is here'\n"
+        "with interruption.raised(found, leave=leave), ThreadPoolExecutor(1) as pool:\n"
+        "    pool.submit(time.sleep, 60)\n"
+        "    print('begun', flush=True); time.sleep(60)"
+    )
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    stuck = [subprocess.Popen([sys.executable, "-c", code], env=environ, **pipes) for _ in numbers]
+    for process, number in zip(stuck, numbers, strict=True):
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=20)[1] == (
+            f"stopping: one moment\ndgpp: error: stopped by {number.name}; half of it is here\n"
+        )
+        assert process.returncode == 128 + number
 
 
 @pytest.mark.parametrize("tool", ["rsync", "tar"])
@@ -305,7 +329,7 @@ def test_a_transfer_that_begins_while_all_are_ended_is_ended_too():
 
     def late(peer):
         time.sleep(0.3)
-        with transfer._running(["sleep", "30"]) as process:
+        with transfer.running(["sleep", "30"]) as process:
             ended.append(process.wait())
 
     interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
