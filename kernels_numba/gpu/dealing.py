@@ -96,9 +96,9 @@ def deal(
 def _few(form: Form, bands: int, each: int, tiles: int, processors: int) -> Cut:
     """How linear_few.cu takes `bands`, `each` of which make a strip.
 
-    A matrix alone is dealt in bands where memory is what it waits for, bf16, else in strips. Of
-    FP8, less than two strips a block are more for half the blocks: the next kernel's stand beside
-    them from the start.
+    A matrix alone is dealt in bands where memory is what it waits for, bf16, else in strips. Where
+    blocks would have less than two strips of FP8, half as many take twice as many: the next
+    kernel's stand beside them from the start.
     """
     choices, blocks = few_strips(form), BLOCKS_EACH * processors
     if tiles > 1:

@@ -1,5 +1,5 @@
-// What the streaming kernel (linear.cu) works on, and how it comes to a warp: weights through shared
-// memory, their scales and rows of x in registers, all asked for ahead of time.
+// What linear_few.cu works on, and how it comes to a warp: weights through shared memory,
+// their scales and rows of x in registers, all asked for ahead of time.
 //
 // A strip is what one matrix instruction takes: two bands of eight rows (GATED: one of gate rows and its
 // one of up rows). An item is some strips that follow one another, against one tile of rows of x.
