@@ -10,6 +10,7 @@ from typing import TypeAlias
 from kernels_numba.gpu.source import (
     ALONE_RING_BYTES,
     RING_BYTES,
+    SCALE_BYTES,
     Unit,
     few_strips,
     few_unit,
@@ -32,8 +33,8 @@ MOST_CUTS = 0xFFFFFFFF
 
 
 Shares: TypeAlias = "tuple[int, int, int]"
-"""Of a matrix alone: units of every block in each turn, in how many turns it takes one more, and
-how many blocks take one more in the last. Zeros where items are dealt one by one."""
+"""Of a matrix alone: strips of every block in each turn, in how many turns it takes one more, and
+how many bands (NVFP4: strips) are left for the last. Zeros where items are dealt one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def deal(
             raise ValueError(f"a matrix of {rows} rows has too many for a streaming launch")
         unit, name = few_unit(form, group, alone=made.alone), f"{kind}_few_{made.strips}"
         ring = ALONE_RING_BYTES if made.alone else RING_BYTES
+        ring += SCALE_BYTES if form is Form.FP8_BLOCK else 0
     else:
         every = -(-bands // each)
         strips = _broad(form, every * tiles, size, processors)
@@ -96,7 +98,7 @@ def deal(
 def _few(form: Form, bands: int, each: int, tiles: int, processors: int) -> Cut:
     """How linear_few.cu takes `bands`, `each` of which make a strip.
 
-    A matrix alone is dealt in bands where memory is what it waits for, bf16, else in strips. Where
+    A matrix alone is dealt in strips and what is left in bands, but NVFP4's in strips too. Where
     blocks would have less than two strips of FP8, half as many take twice as many: the next
     kernel's stand beside them from the start.
     """
@@ -107,11 +109,12 @@ def _few(form: Form, bands: int, each: int, tiles: int, processors: int) -> Cut:
         return Cut(strips, groups, min(groups * tiles, blocks), phase=(groups - 1) // tiles)
     if form is Form.FP8_BLOCK and bands < 2 * each * blocks:
         blocks = processors
-    unit = 1 if form is Form.BF16 else each
-    groups, shares = shares_of(-(-bands // unit), choices[-1] * each // unit, blocks)
-    longest = (shares[0] + (shares[1] > 0 or shares[2] > 0)) * unit
-    strips = next(choice for choice in choices if choice * each >= longest)
-    return Cut(strips, groups, blocks, shares)
+    turns, shares = shares_of(bands, each, choices[-1], blocks)
+    longest = max(shares[0] + (shares[1] > 0), shares[0] + -(-shares[2] // (each * blocks)))
+    if form is Form.NVFP4:
+        shares = (*shares[:2], -(-shares[2] // each))
+    strips = next(choice for choice in choices if choice >= longest)
+    return Cut(strips, turns, blocks, shares)
 
 
 def _broad(form: Form, strips: int, size: int, processors: int) -> int:
@@ -124,10 +127,10 @@ def _broad(form: Form, strips: int, size: int, processors: int) -> int:
     return 2 if strips >= processors else 1
 
 
-def shares_of(units: int, most: int, blocks: int) -> tuple[int, Shares]:
-    """In how many turns to deal a matrix of `units` to `blocks`, at most `most` to each in a turn,
-    and its shares: all blocks have the same in all, up to one."""
-    whole, rest = divmod(units, blocks)
+def shares_of(bands: int, each: int, most: int, blocks: int) -> tuple[int, Shares]:
+    """In how many turns to deal a matrix of `bands`, `each` of them a strip, to `blocks`, at most
+    `most` strips to each in a turn, and its shares: all blocks have the same bands, up to one."""
+    whole, rest = divmod(bands, each * blocks)
     turns = max(1, -(-whole // most))
     if whole // turns + (rest > 0) > most:
         turns += 1

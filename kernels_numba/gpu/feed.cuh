@@ -28,19 +28,29 @@ struct Slot {
 template <bool GATED>
 constexpr int STRIP = GATED ? BAND : 2 * BAND;
 
-// What rows are dealt in: strips where a matrix alone waits for arithmetic, full ones or not; else bands,
-// since it is bytes that take the time.
-template <bool GATED>
-constexpr int UNIT = ALONE && FORMAT != 1 ? STRIP<GATED> : BAND;
+// Half a strip has code of its own for FP8, which waits for arithmetic as for bytes; bf16 waits for bytes
+// alone. NVFP4 gains nothing by it, and what is left of a matrix is dealt in whole strips.
+constexpr bool HALVES = FORMAT == 3;
+constexpr bool WHOLE_STRIPS = FORMAT == 2;
 
-// An item's rows `first` ... `behind` - 1; none where `behind` is not above `first`.
+// An item's rows `first` ... `behind` - 1; none where `behind` is not above `first`. Of its first strip
+// the low band is another item's where it is `lone`.
 template <bool GATED>
 struct Span {
     int first, behind;
+    bool lone;
+
+    __device__ __forceinline__ Span(int begin, int end, int n)
+        : first(begin * BAND), behind(min(n, end * BAND)), lone(false) {
+        if (GATED || !HALVES || (end - begin) % 2 == 0) return;
+        lone = true;
+        first -= BAND;
+    }
 
     __device__ __forceinline__ int strips() const {
         return (behind - first + STRIP<GATED> - 1) / STRIP<GATED>;
     }
+    __device__ __forceinline__ int own() const { return first + (lone ? BAND : 0); }
 };
 
 template <bool GATED>
@@ -60,19 +70,26 @@ struct Work {
     __device__ __forceinline__ Span<GATED> span(const Item& item) const {
         u32 begin, end;
         if constexpr (ALONE) {
-            const u32 turn = item.group, own = shares.each + (turn < shares.more ? 1 : 0);
+            constexpr u32 BANDS = STRIP<GATED> / BAND;
+            const u32 turn = item.group, block = blockIdx.x, blocks = gridDim.x;
+            const u32 own = shares.each + (turn < shares.more ? 1 : 0);
             const u32 before = shares.each * turn + min(turn, shares.more);
-            const u32 rest = turn + 1 == static_cast<u32>(groups) ? shares.rest : 0;
-            begin = gridDim.x * before + blockIdx.x * own + min(blockIdx.x, rest);
-            end = begin + own + (blockIdx.x < rest ? 1 : 0);
+            begin = BANDS * (blocks * before + block * own);
+            end = begin + BANDS * own;
+            if (turn + 1 == static_cast<u32>(groups)) {
+                const u32 all = shares.rest < blocks ? 0 : 1, rest = shares.rest - all * blocks;
+                constexpr u32 UNIT = WHOLE_STRIPS ? BANDS : 1;
+                begin += UNIT * (all * block + min(block, rest));
+                end += UNIT * (all * (block + 1) + min(block + 1, rest));
+            }
         } else {
-            const u32 units = (n + UNIT<GATED> - 1) / UNIT<GATED>;
+            const u32 bands = (n + BAND - 1) / BAND;
             // Each tile is cut at other places: a block that has more of one has less of the next.
-            const u32 from = item.group * units + item.tile * phase;
+            const u32 from = item.group * bands + item.tile * phase;
             begin = from / groups;
-            end = (from + units) / groups;
+            end = (from + bands) / groups;
         }
-        return {static_cast<int>(begin) * UNIT<GATED>, min(n, static_cast<int>(end) * UNIT<GATED>)};
+        return Span<GATED>(begin, end, n);
     }
     __device__ __forceinline__ Tile tile(int index) const {
         return index == 0 ? Tile{0, 0, rows} : tile_of(tiles, index - 1, 0, 0);
@@ -101,29 +118,34 @@ struct Lines {
     const u8 *low, *high;
     u32 step;
     int own;
+    bool lone;
 
     // Rows of `turn`'s item, `offset` bytes into each; none where its tile is not below `known`.
     __device__ __forceinline__ void aim(
         const Work<GATED>& work, const Turn& turn, int known, bool scales, u32 offset) {
         own = 0;
+        lone = false;
         if (turn.tile >= known) return;
         const bool fixed = turn.fixed();
         const Span<GATED> span = work.span(turn);
-        const int first = span.first + threadIdx.x % 32 / 4;
-        const u32 row = work.base(work.tile(turn.tile)) + first, each = scales ? SCALE_ROWS : 1;
+        const u32 row = work.base(work.tile(turn.tile)) + threadIdx.x % 32 / 4;
+        const u32 each = scales ? SCALE_ROWS : 1, above = GATED ? work.n : BAND;
         const u8* base = scales ? (fixed ? work.fixed.scale : work.dealt.scale)
                                 : (fixed ? work.fixed.data : work.dealt.data);
         const u32 stride = scales ? (fixed ? work.fixed.scale_stride : work.dealt.scale_stride)
                                   : (fixed ? work.fixed.stride : work.dealt.stride);
-        low = row_of(base + offset, row / each, stride);
-        high = row_of(low, (GATED ? work.n : BAND) / each, stride);
+        // A lone band has its place, and perhaps no row below it.
+        high = row_of(base + offset, (row + (span.first + static_cast<int>(above))) / each, stride);
+        low = high - static_cast<u64>(above / each) * stride;
         step = (GATED ? BAND : 2 * BAND) / each * stride;
-        own = (span.behind - first + BAND - 1) / BAND;
+        own = (span.behind - span.first + BAND - 1) / BAND;
+        lone = span.lone;
     }
 
     // Whether the lane has a row in this half of a strip.
     __device__ __forceinline__ bool has(int strip, int half) const {
-        return (GATED ? strip : 2 * strip + half) < own;
+        const bool taken = strip == 0 && half == 0 && lone;
+        return !taken && (GATED ? strip : 2 * strip + half) < own;
     }
 
     __device__ __forceinline__ const u8* at(int strip, int half) const {
@@ -135,6 +157,65 @@ struct Lines {
         high += bytes;
     }
 };
+
+// Scales that go along with weights: FP8's. A band has the same for all its rows, and each of a warp's
+// first lanes copies one band's. There is a place more than chunks on their way: all strips of a chunk read
+// theirs while the first of another has been asked for.
+#if FORMAT == 3
+template <int STRIPS, bool GATED>
+struct Beside {
+    struct Place {
+        Scales bands[STRIPS][2];
+    };
+    Place *const first, *const behind, *here, *next;
+    const u8* from;
+    bool has;
+
+    __device__ __forceinline__ Beside(void* memory, int depth)
+        : first(static_cast<Place*>(memory) + threadIdx.x / 32 * (depth + 1)),
+          behind(first + depth + 1), here(first), next(first), from(nullptr), has(false) {}
+
+    __device__ __forceinline__ void aim(
+        const Work<GATED>& work, const Turn& turn, int known, int chunk) {
+        const int strip = threadIdx.x % 32 / 2, half = threadIdx.x % 2;
+        Lines<GATED> lines;
+        lines.aim(work, turn, known, true, chunk * SCALE_BYTES);
+        has = strip < STRIPS && lines.has(strip, half);
+        if (has) from = lines.at(strip, half);
+    }
+
+    __device__ __forceinline__ void copy() {
+        if (has) copy_async<sizeof(Scales)>(&next->bands[0][0] + threadIdx.x % 32, from);
+        next = next + 1 == behind ? first : next + 1;
+        from += SCALE_BYTES;
+    }
+
+    // What other lanes have copied is there.
+    __device__ __forceinline__ void arrive() const { __syncwarp(); }
+    __device__ __forceinline__ void leave() { here = here + 1 == behind ? first : here + 1; }
+
+    // Of a strip's two bands.
+    __device__ __forceinline__ void load(int strip, Scales (&scales)[2]) const {
+#if GROUP == 128
+        const float2 both = *reinterpret_cast<const float2*>(here->bands[strip]);
+        scales[0].value[0] = both.x;
+        scales[1].value[0] = both.y;
+#else
+        scales[0] = here->bands[strip][0];
+        scales[1] = here->bands[strip][1];
+#endif
+    }
+};
+#else
+template <int STRIPS, bool GATED>
+struct Beside {
+    __device__ __forceinline__ Beside(void*, int) {}
+    __device__ __forceinline__ void aim(const Work<GATED>&, const Turn&, int, int) {}
+    __device__ __forceinline__ void copy() {}
+    __device__ __forceinline__ void arrive() const {}
+    __device__ __forceinline__ void leave() {}
+};
+#endif
 
 // A warp's weights: an item's strips of a chunk are asked for when those that stood in their places,
 // DEPTH chunks before, have been read.
@@ -150,12 +231,14 @@ struct Ahead {
     int known;
     Turn turn;
     Lines<GATED> lines;
+    Beside<STRIPS, GATED> beside;
 
     __device__ __forceinline__ Ahead(
         const Work<GATED>& of, void* memory, int begin, int end, const Turn& first_turn)
         : work(of), first(static_cast<Slot*>(memory) + threadIdx.x / 32 * (DEPTH * STRIPS)),
           here(first), behind(first + DEPTH * STRIPS), begin(begin), end(end), chunk(begin),
-          known(begin < end ? 1 : 0), turn(first_turn) {
+          known(begin < end ? 1 : 0), turn(first_turn),
+          beside(static_cast<u8*>(memory) + RING, DEPTH) {
         aim();
     }
 
@@ -170,10 +253,12 @@ struct Ahead {
 
     __device__ __forceinline__ void aim() {
         lines.aim(work, turn, known, false, begin * CHUNK_BYTES + threadIdx.x % 4 * 16);
+        beside.aim(work, turn, known, begin);
     }
 
-    // Asks for a strip's chunk.
-    __device__ __forceinline__ void copy(int strip) const {
+    // Asks for a strip's chunk, with the first one for the scales of all that go along.
+    __device__ __forceinline__ void copy(int strip) {
+        if (strip == 0) beside.copy();
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (!lines.has(strip, half)) continue;
@@ -197,8 +282,9 @@ struct Ahead {
     }
 };
 
-// Scales of an item's strips, asked for one chunk ahead. They stay in registers: copies of four bytes
-// to shared memory take as long as copies of sixteen.
+// Scales that each lane asks for itself, one chunk ahead: NVFP4's. They stay in registers: so small copies
+// to shared memory take as long as large ones.
+#if FORMAT == 2
 template <int STRIPS, bool GATED>
 struct Scaling {
     const Work<GATED>& work;
@@ -207,14 +293,8 @@ struct Scaling {
 
     __device__ __forceinline__ explicit Scaling(const Work<GATED>& of) : work(of) {}
 
-#if FORMAT == 1
-    __device__ __forceinline__ void aim(const Turn&, int, int) {}
-    __device__ __forceinline__ void advance() {}
-    __device__ __forceinline__ void ask(int) {}
-#else
     __device__ __forceinline__ void aim(const Turn& turn, int known, int chunk) {
-        const int own = FORMAT == 2 ? threadIdx.x % 4 * 2 : 0;
-        lines.aim(work, turn, known, true, chunk * SCALE_BYTES + own);
+        lines.aim(work, turn, known, true, chunk * SCALE_BYTES + threadIdx.x % 4 * 2);
     }
 
     __device__ __forceinline__ void advance() { lines.advance(SCALE_BYTES); }
@@ -222,22 +302,20 @@ struct Scaling {
     __device__ __forceinline__ void ask(int strip) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            if (lines.has(strip, half)) value[strip][half] = load(lines.at(strip, half));
+            if (!lines.has(strip, half)) continue;
+            value[strip][half] = __ldg(reinterpret_cast<const u16*>(lines.at(strip, half)));
         }
     }
-
-    __device__ __forceinline__ static Scales load(const u8* from) {
-#if FORMAT == 2
-        return __ldg(reinterpret_cast<const u16*>(from));
-#elif GROUP == 128
-        return {{__ldg(reinterpret_cast<const float*>(from))}};
-#else
-        const float4 v = __ldg(reinterpret_cast<const float4*>(from));
-        return {{v.x, v.y, v.z, v.w}};
-#endif
-    }
-#endif
 };
+#else
+template <int STRIPS, bool GATED>
+struct Scaling {
+    __device__ __forceinline__ explicit Scaling(const Work<GATED>&) {}
+    __device__ __forceinline__ void aim(const Turn&, int, int) {}
+    __device__ __forceinline__ void advance() {}
+    __device__ __forceinline__ void ask(int) {}
+};
+#endif
 
 // A lane's row of x, asked for one chunk ahead.
 template <bool GATED>

@@ -26,19 +26,20 @@ struct Share {
     Scales scale[2];
 #endif
 
-    __device__ __forceinline__ void load(const Slot& slot, const Scales (&scales)[2]) {
-        const int lane = threadIdx.x % 32;
+    template <typename Weights, typename Scaling>
+    __device__ __forceinline__ void load(const Weights& weights, const Scaling& scales, int strip) {
+        const Slot& slot = weights.here[strip];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
-            for (int u = 0; u < UNITS; ++u) unit[half][u] = slot.data[half][u][lane];
+            for (int u = 0; u < UNITS; ++u) unit[half][u] = slot.data[half][u][threadIdx.x % 32];
 #if FORMAT == 2
-            scale[half][0] = scale_pair(scales[half], 0);
-            scale[half][1] = scale_pair(scales[half], 1);
-#elif FORMAT == 3
-            scale[half] = scales[half];
+            scale_pairs(scales.value[strip][half], scale[half]);
 #endif
         }
+#if FORMAT == 3
+        weights.beside.load(strip, scale);
+#endif
     }
 
     __device__ __forceinline__ void words(int half, int step, u32 (&out)[4]) const {
@@ -65,9 +66,10 @@ struct Sums {
     }
 
     // Adds one step's products. Bits of weights outside `mask` count as zero.
+    template <bool WHOLE>
     __device__ __forceinline__ void add(const Share& share, const uint4& x, int step, u32 mask) {
-        u32 a[4], b[4];
-        share.words(0, step, a);
+        u32 a[4] = {}, b[4];
+        if constexpr (WHOLE) share.words(0, step, a);
         share.words(1, step, b);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -89,8 +91,9 @@ struct Sums {
 #endif
 };
 
-// Products of COUNT strips from `first` on, or what there is of them, with one chunk of x.
-template <int COUNT, int STRIPS>
+// Products of COUNT strips from `first` on, or what there is of them, with one chunk of x. WHOLE: of all
+// their rows.
+template <bool WHOLE, int COUNT, int STRIPS>
 __device__ __forceinline__ void multiply(
     Sums (&sums)[STRIPS], int first, const Share (&shares)[COUNT], const uint4 (&x)[STEPS]) {
 #if FORMAT != 3
@@ -98,23 +101,25 @@ __device__ __forceinline__ void multiply(
     for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
         for (int m = 0; m < COUNT; ++m) {
-            if (first + m < STRIPS) sums[first + m].add(shares[m], x[step], step, ~0u);
+            if (first + m < STRIPS) sums[first + m].template add<WHOLE>(shares[m], x[step], step, ~0u);
         }
     }
 #else
 #pragma unroll
     for (int piece = 0; piece < CHUNK / GROUP; ++piece) {
         // Of a chunk's four groups each unit holds two, and of a quad two lanes either.
-        constexpr bool WHOLE = GROUP == CHUNK;
-        const u32 mask = WHOLE || threadIdx.x % 4 / 2 == piece % 2 ? ~0u : 0u;
-        const int begin = WHOLE ? 0 : piece / 2 * 2;
+        constexpr bool ONE = GROUP == CHUNK;
+        const u32 mask = ONE || threadIdx.x % 4 / 2 == piece % 2 ? ~0u : 0u;
+        const int begin = ONE ? 0 : piece / 2 * 2;
         Sums parts[COUNT];
 #pragma unroll
         for (int m = 0; m < COUNT; ++m) parts[m].clear();
 #pragma unroll
-        for (int step = begin; step < (WHOLE ? STEPS : begin + 2); ++step) {
+        for (int step = begin; step < (ONE ? STEPS : begin + 2); ++step) {
 #pragma unroll
-            for (int m = 0; m < COUNT; ++m) parts[m].add(shares[m], x[step], step, mask);
+            for (int m = 0; m < COUNT; ++m) {
+                parts[m].template add<WHOLE>(shares[m], x[step], step, mask);
+            }
         }
 #pragma unroll
         for (int m = 0; m < COUNT; ++m) {
@@ -156,7 +161,7 @@ __device__ __forceinline__ void finish(
         if (GATED) {
             if (n < span.behind) output.gated(to, n, base + n, base + n + work.n, first, second);
         } else {
-            if (n < span.behind) output.plain(to, n, base + n, first);
+            if (span.own() <= n && n < span.behind) output.plain(to, n, base + n, first);
             if (n + BAND < span.behind) output.plain(to, n + BAND, base + n + BAND, second);
         }
     }
@@ -205,8 +210,16 @@ struct Run {
         if (turn.tile < tiles && begin < end) input.ask(begin);
     }
 
-    // The item's sums over this run. `turn` is the item that follows.
-    __device__ __forceinline__ void sum(Sums (&sums)[STRIPS], int strips, const Turn& turn) {
+    // What follows in the place of strip `m`.
+    __device__ __forceinline__ void renew(int m) {
+        scales.ask(m);
+        weights.copy(m);
+    }
+
+    // The item's sums over this run; of its first strip the high band alone where it is `lone`. `turn` is
+    // the item that follows.
+    __device__ __forceinline__ void sum(
+        Sums (&sums)[STRIPS], int strips, bool lone, const Turn& turn) {
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) sums[m].clear();
         for (int chunk = begin; chunk < end; ++chunk) {
@@ -221,20 +234,30 @@ struct Run {
             }
 #pragma unroll
             for (int first = 0; first < STRIPS; first += TOGETHER) {
+                if (FORMAT == 1 && first >= strips) {
+#pragma unroll
+                    for (int m = first; m < first + TOGETHER && m < STRIPS; ++m) renew(m);
+                    continue;
+                }
                 Share shares[TOGETHER];
 #pragma unroll
-                for (int m = first; m < first + TOGETHER; ++m) {
-                    if (m >= STRIPS) break;
+                for (int m = first; m < first + TOGETHER && m < STRIPS; ++m) {
                     if (m < strips) {
                         copy_wait<STRIPS * Weights::DEPTH - 1>();
-                        shares[m - first].load(weights.here[m], scales.value[m]);
+                        if (m == 0) weights.beside.arrive();
+                        shares[m - first].load(weights, scales, m);
                     }
-                    scales.ask(m);
-                    weights.copy(m);
+                    renew(m);
                 }
-                if (first < strips) multiply<TOGETHER>(sums, first, shares, input.values);
+                if (first >= strips) continue;
+                if (HALVES && first == 0 && lone) {
+                    multiply<false>(sums, first, shares, input.values);
+                } else {
+                    multiply<true>(sums, first, shares, input.values);
+                }
             }
             weights.advance();
+            weights.beside.leave();
         }
     }
 };
@@ -259,7 +282,7 @@ __device__ __forceinline__ void linear(
         const Span<GATED> span = work.span(turn);
         turn.next();
         Sums sums[STRIPS];
-        run.sum(sums, span.strips(), turn);
+        run.sum(sums, span.strips(), span.lone, turn);
         finish(sums, shared, work, output, span, tile, index == 0);
     }
 }

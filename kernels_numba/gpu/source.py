@@ -51,6 +51,8 @@ RING_BYTES = 96 << 10
 or of the next, share a processor."""
 ALONE_RING_BYTES = 64 << 10
 """The same where linear_few.cu takes a matrix alone: what is left caches rows of x and scales."""
+SCALE_BYTES = 4 << 10
+"""What linear_few.cu needs beside its ring for FP8's scales, at most."""
 FORMS = ((Form.BF16, 0), (Form.NVFP4, 0), (Form.FP8_BLOCK, 128), (Form.FP8_BLOCK, 32))
 """Forms and, for FP8, the groups of values that share a scale."""
 

@@ -17,8 +17,8 @@ struct Item {
     __device__ __forceinline__ bool fixed() const { return tile == 0; }
 };
 
-// How a matrix alone is dealt, in whole units of rows: in each turn every block takes `each` of them, in
-// the first `more` turns one more, and of the last turn the first `rest` blocks one more.
+// How a matrix alone is dealt: in each turn every block takes `each` strips, in the first `more` turns one
+// more. What is left, `rest` bands (NVFP4: strips), goes to the last turn: all blocks have as much, up to one.
 struct Shares {
     u32 each, more, rest;
 };

@@ -17,6 +17,17 @@ __device__ __forceinline__ u32 multiply_pair(u32 a, u32 b) {
     return product;
 }
 
+// Bytes 0 and 2 of a word, or 1 and 3, each with its highest bit repeated before it.
+constexpr u32 EVEN_BYTES = 0xa280u;
+constexpr u32 ODD_BYTES = 0xb391u;
+
+template <u32 BYTES>
+__device__ __forceinline__ u32 signed_bytes(u32 word) {
+    u32 halves;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(halves) : "r"(word), "r"(0), "n"(BYTES));
+    return halves;
+}
+
 #if FORMAT == 1
 // bf16: a chunk is 64 values, 128 bytes. Lane t of a quad takes values 32 s + 8 t ... + 7.
 constexpr int CHUNK = 64;
@@ -48,22 +59,29 @@ constexpr int CHUNK_BYTES = 64;
 constexpr int SCALE_BYTES = 8;
 constexpr int SCALE_ROWS = 1;
 
-// Byte `which` of e4m3 scales (never negative) times 2^118, twice: its bits are a bf16's, 2^120 too
-// small. The instruction takes subnormals, whatever the compiler was told.
+// Two e4m3 scales (never negative) times 2^118, each twice: a code's bits are a bf16's, 2^120 too small.
+// The instruction takes subnormals, whatever the compiler was told.
+__device__ __forceinline__ void scale_pairs(u32 codes, u32 (&pairs)[2]) {
+    const u32 halves = __byte_perm(codes, 0, 0x4140) << 4;
+    const u32 both = multiply_pair(multiply_pair(halves, 0x7f007f00u), 0x77007700u);
+    pairs[0] = __byte_perm(both, 0, 0x1010);
+    pairs[1] = __byte_perm(both, 0, 0x3232);
+}
+
+// The same of byte `which` alone.
 __device__ __forceinline__ u32 scale_pair(u32 codes, int which) {
     const u32 twice = __byte_perm(codes, 0, 0x4040 + 0x0101 * which);
     return multiply_pair(multiply_pair(twice * 16, 0x7f007f00u), 0x77007700u);
 }
 
 // Eight codes, low nibble first, times their scale / 2^8, as bf16 pairs (i, i + 4). Exponent and
-// mantissa of a code are a bf16's, 2^126 too small; one product puts them and the sign in place.
+// mantissa of a code are a bf16's, 2^126 too small. A code at the top of a byte brings its sign along.
 __device__ __forceinline__ void decode_word(u32 codes, u32 scales, u32 (&words)[4]) {
-    const u32 halves[2] = {codes, codes >> 8};
+    const u32 low = codes << 4;
+    const u32 halves[4] = {signed_bytes<EVEN_BYTES>(low), signed_bytes<EVEN_BYTES>(codes),
+                           signed_bytes<ODD_BYTES>(low), signed_bytes<ODD_BYTES>(codes)};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const u32 own = halves[i / 2] & (i % 2 ? 0x00f000f0u : 0x000f000fu);
-        words[i] = multiply_pair(own * (i % 2 ? 0x0104u : 0x1040u) & 0x81c081c0u, scales);
-    }
+    for (int i = 0; i < 4; ++i) words[i] = multiply_pair(halves[i] << 2 & 0x81c081c0u, scales);
 }
 
 __device__ __forceinline__ uint4 paired(uint4 v) {
@@ -88,8 +106,8 @@ __device__ __forceinline__ void decode_codes(u32 first, u32 second, u32 (&words)
     const u32 codes[2] = {first, second};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const u32 even = codes[i] << 8 & 0x80008000u | codes[i] << 4 & 0x07f007f0u;
-        const u32 odd = codes[i] & 0x80008000u | codes[i] >> 4 & 0x07f007f0u;
+        const u32 even = signed_bytes<EVEN_BYTES>(codes[i]) << 4 & 0x87f087f0u;
+        const u32 odd = signed_bytes<ODD_BYTES>(codes[i]) << 4 & 0x87f087f0u;
         words[2 * i] = multiply_pair(even, 0x7b807b80u);
         words[2 * i + 1] = multiply_pair(odd, 0x7b807b80u);
     }

@@ -344,6 +344,10 @@ inline void ptx_cvt_rn_bf16x2_f32(unsigned& packed, float high, float low) {
     packed = emulated_bf16(high) << 16 | emulated_bf16(low);
 }
 
+inline void ptx_prmt_b32(unsigned& out, unsigned a, unsigned b, unsigned selector) {
+    out = __byte_perm(a, b, selector);
+}
+
 inline void ptx_fma_rn_bf16x2(unsigned& out, unsigned a, unsigned b, unsigned c) {
     unsigned result = 0;
     for (int shift = 0; shift < 32; shift += 16) {

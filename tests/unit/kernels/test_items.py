@@ -31,49 +31,57 @@ def test_items_hold_no_more_than_a_block_takes_at_once(
     assert 1 <= min(sizes) <= max(sizes) <= most
 
 
-def dealt(turns: int, shares: Shares, blocks: int) -> list[list[range]]:
-    """Units of each block's items, as the kernel deals a matrix alone."""
-    each, more, rest = shares
+def dealt(turns: int, shares: Shares, each: int, blocks: int) -> list[list[range]]:
+    """Bands of each block's items, `each` a strip, as the kernel deals a matrix alone."""
+    own, longer, rest = shares
     items: list[list[range]] = [[] for _ in range(blocks)]
     for turn in range(turns):
-        own, before = each + (turn < more), each * turn + min(turn, more)
-        extra = rest if turn + 1 == turns else 0
+        strips, before = own + (turn < longer), own * turn + min(turn, longer)
+        left = rest if turn + 1 == turns else 0
         for block in range(blocks):
-            begin = blocks * before + block * own + min(block, extra)
-            items[block].append(range(begin, begin + own + (block < extra)))
+            begin = each * (blocks * before + block * strips)
+            first, behind = (
+                at * (left // blocks) + min(at, left % blocks) for at in (block, block + 1)
+            )
+            items[block].append(range(begin + first, begin + each * strips + behind))
     return items
 
 
-@given(units=st.integers(1, 20000), most=st.integers(2, 8), blocks=st.integers(1, 300))
+@given(
+    bands=st.integers(1, 20000),
+    each=st.integers(1, 2),
+    most=st.integers(2, 4),
+    blocks=st.integers(1, 300),
+)
 def test_a_matrix_alone_is_dealt_evenly_in_items_that_fit(
-    units: int, most: int, blocks: int
+    bands: int, each: int, most: int, blocks: int
 ) -> None:
-    turns, shares = shares_of(units, most, blocks)
-    items = dealt(turns, shares, blocks)
-    assert max(len(item) for block in items for item in block) <= most
-    every = [unit for block in items for item in block for unit in item]
-    assert sorted(every) == list(range(units))
+    turns, shares = shares_of(bands, each, most, blocks)
+    items = dealt(turns, shares, each, blocks)
+    assert max(len(item) for block in items for item in block) <= each * most
+    every = [band for block in items for item in block for band in item]
+    assert sorted(every) == list(range(bands))
     totals = [sum(map(len, block)) for block in items]
     assert max(totals) - min(totals) <= 1
 
 
 @pytest.mark.parametrize(
-    ("units", "most", "turns", "shares"),
+    ("bands", "each", "most", "turns", "shares"),
     [
-        # 17408 rows in strips: four a block and 32 more; 5120: one and 56 more, and in bands.
-        (1088, 3, 2, (2, 0, 32)),
-        (320, 3, 1, (1, 0, 56)),
-        (640, 6, 1, (2, 0, 112)),
-        # 248320: 58 a block in twenty turns, eighteen of three and two of two, and 208 more.
-        (15520, 3, 20, (2, 18, 208)),
+        # 17408 rows: four strips a block and 64 bands; 5120: one and 112 bands, gated two and 112.
+        (2176, 2, 3, 2, (2, 0, 64)),
+        (640, 2, 3, 1, (1, 0, 112)),
+        (640, 1, 3, 1, (2, 0, 112)),
+        # 248320: 58 a block in twenty turns, eighteen of three and two of two, and 416 bands.
+        (31040, 2, 3, 20, (2, 18, 416)),
         # Whole turns of three leave no room for one more.
-        (3 * BLOCKS + 1, 3, 2, (1, 1, 1)),
+        (6 * BLOCKS + 1, 2, 3, 2, (1, 1, 1)),
     ],
 )
 def test_shares_take_as_few_turns_as_they_can(
-    units: int, most: int, turns: int, shares: Shares
+    bands: int, each: int, most: int, turns: int, shares: Shares
 ) -> None:
-    assert shares_of(units, most, BLOCKS) == (turns, shares)
+    assert shares_of(bands, each, most, BLOCKS) == (turns, shares)
 
 
 @pytest.mark.parametrize("tiles", [2, 9, 17, 60])
@@ -109,12 +117,11 @@ def test_few_rows_of_a_large_matrix_have_a_kernel_of_their_own() -> None:
     assert (large.name, large.blocks, large.shares) == ("linear_few_2", 264, (1, 0, 56))
     # FP8: a block a processor, where two would have less than two strips each.
     large = deal("linear", Form.FP8_BLOCK, 128, 5120, 1, 8, 132)
-    assert (large.name, large.blocks, large.shares) == ("linear_few_3", 132, (2, 0, 56))
+    assert (large.name, large.blocks, large.shares) == ("linear_few_3", 132, (2, 0, 112))
     larger = deal("linear", Form.FP8_BLOCK, 128, 17408, 1, 8, 132)
-    assert (larger.name, larger.blocks, larger.shares) == ("linear_few_3", 264, (2, 0, 32))
-    # bf16 by bands.
+    assert (larger.name, larger.blocks, larger.shares) == ("linear_few_3", 264, (2, 0, 64))
     large = deal("linear", Form.BF16, 0, 5120, 1, 8, 132)
-    assert (large.name, large.blocks, large.shares) == ("linear_few_2", 264, (2, 0, 112))
+    assert (large.name, large.blocks, large.shares) == ("linear_few_2", 264, (1, 0, 112))
     # The same with more rows of x, and fewer weights.
     assert deal("linear", Form.FP8_BLOCK, 128, 5120, 1, 16, 132).name == "linear_16_1"
     small = deal("linear", Form.BF16, 0, 1536, 1, 8, 132)

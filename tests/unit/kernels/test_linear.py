@@ -179,6 +179,23 @@ def test_a_row_has_the_same_bits_in_every_batch(backend, form, shape) -> None:
         np.testing.assert_array_equal(run(order[:count]), together[order[:count]])
 
 
+@pytest.mark.parametrize("bands", [17, 21, 22, 33, 41, 47])
+def test_what_is_left_when_blocks_have_as_much_has_the_same_bits(backend, form, bands) -> None:
+    n, k = 8 * bands - 3, whole_groups(form, 700)
+    part, _ = random_part(form, n, k, bands)
+    matrix = backend.matrix([part])
+    x = tensor_of(backend, random_rows(k, 1))
+
+    def run(count: int) -> np.ndarray:
+        out = backend.tensor(n, wide=True)
+        backend.linear(rows_of(backend, count), x, matrix, out)
+        return backend.read(out, count)
+
+    together = run(16)
+    for count in (1, 8):
+        np.testing.assert_array_equal(run(count), together[:count])
+
+
 def test_parts_must_agree(backend) -> None:
     first, _ = random_part(Form.BF16, 4, 32, 1)
     second, _ = random_part(Form.BF16, 4, 48, 1)
