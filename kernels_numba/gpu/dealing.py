@@ -11,6 +11,7 @@ from kernels_numba.gpu.source import (
     ALONE_RING_BYTES,
     RING_BYTES,
     SCALE_BYTES,
+    SHORT,
     Unit,
     few_strips,
     few_unit,
@@ -28,6 +29,12 @@ STRIP_SUMS = 512
 BAND = 8
 """Weight rows of half a matrix instruction. A strip, what it takes, has two bands, or one of gate
 rows and its one of up rows."""
+SHORT_CHUNK = 64
+"""Values of a chunk of linear_short.cu's rows."""
+SHORT_APART = 64
+"""Bytes that its rows of x lie apart."""
+SHORT_BYTES = 227 << 10
+"""Shared memory that a block of it can have: all of its weights and of x are there at once."""
 MOST_CUTS = 0xFFFFFFFF
 """linear_few.cu cuts bands into items in 32 bits."""
 
@@ -64,6 +71,17 @@ class Cut:
     @property
     def alone(self) -> bool:
         return any(self.shares)
+
+
+@cache
+def deal_short(form: Form, rows: int, chunks: int, count: int, processors: int) -> Deal | None:
+    """How linear_short.cu takes a matrix alone of `rows` rows for `count` of x: where it leaves no
+    processor two bands, and shared memory holds a block's part; else None."""
+    bands, line = -(-rows // BAND), 2 * SHORT_CHUNK * chunks
+    if form is not Form.BF16 or count > SIZE or bands > processors:
+        return None
+    shared = BAND * line + count * (line + SHORT_APART) + STRIP_SUMS * WARPS // 2
+    return Deal(SHORT, "linear_short", 1, bands, shared) if shared <= SHORT_BYTES else None
 
 
 @cache

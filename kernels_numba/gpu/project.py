@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels_numba.backend import Norm
-from kernels_numba.gpu.dealing import WARPS, deal
+from kernels_numba.gpu.dealing import WARPS, Deal, deal, deal_short
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CHUNK, CudaMatrix, CudaTensor, CudaVector
 from kernels_numba.gpu.source import HOPPER, ROWS, tile_unit
@@ -217,7 +217,12 @@ class Project:
                 fixed, own = beside.matrix.weights, (beside.rows, beside.first, beside.to)
                 tiles += 1
             dealing = (*own, grouping.tiles, grouping.used, grouping.gather)
-        dealt_as = deal(kind, matrix.form, matrix.group, rows, tiles, shape.size, self._processors)
+        alone: Deal | None = None
+        if kind == "linear" and grouping is None:
+            alone = deal_short(matrix.form, rows, matrix.chunks, count, self._processors)
+        dealt_as = alone or deal(
+            kind, matrix.form, matrix.group, rows, tiles, shape.size, self._processors
+        )
         self._kernels.launch(
             dealt_as.unit, dealt_as.name, (dealt_as.blocks,), 32 * WARPS,
             (*fixed, *dealt, rows, dealt_as.groups, matrix.chunks, x.pointer, x.stride, *output,

@@ -65,6 +65,10 @@ def linear_unit(form: Form, group: int = 0) -> Unit:
     return Unit("linear", (*_format(form, group), ("RING", RING_BYTES)))
 
 
+SHORT = Unit("linear_short", _format(Form.BF16, 0))
+"""For few weights, which are bf16: routers."""
+
+
 def few_strips(form: Form) -> tuple[int, ...]:
     """Strips of an item for which linear_few.cu has kernels. The ring holds two chunks of the
     most."""
@@ -141,7 +145,7 @@ def shared_units() -> list[Unit]:
     matrices = [
         unit(*form) for unit in (linear_unit, few_unit, alone_unit, tile_unit) for form in FORMS
     ]
-    return [ROWS, MOE, PICK, STEP, *matrices, *map(wide_unit, WIDE_FORMS)]
+    return [ROWS, MOE, PICK, STEP, SHORT, *matrices, *map(wide_unit, WIDE_FORMS)]
 
 
 def all_units(head_dims: tuple[int, ...] = (16, 64, 96, 128, 256)) -> list[Unit]:

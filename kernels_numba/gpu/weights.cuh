@@ -159,12 +159,14 @@ struct Output {
         return __fmul_rn(__fdividef(gate, __fadd_rn(1.0f, __expf(-gate))), up);
     }
 
-    __device__ __forceinline__ void plain(i64 row, i64 n, i64 weight_row, float sum) const {
+    // Leaves no trace where it does not count.
+    __device__ __forceinline__ void plain(
+        i64 row, i64 n, i64 weight_row, float sum, bool counts = true) const {
         float value = __fmul_rn(sum, factor(weight_row));
         u8* to = row_at(out, row, stride, wide);
         if (bias != nullptr) value = __fadd_rn(value, bias[n]);
-        if (add) value = __fadd_rn(load_value(to, n, wide), value);
-        store_value(to, n, wide, value);
+        if (add && counts) value = __fadd_rn(load_value(to, n, wide), value);
+        if (counts) store_value(to, n, wide, value);
     }
 
     __device__ __forceinline__ void gated(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_numba.gpu.dealing import Shares, deal, groups_of, shares_of, strips_of
+from kernels_numba.gpu.dealing import Shares, deal, deal_short, groups_of, shares_of, strips_of
 from kernels_numba.weights import Form
 
 BLOCKS = 264
@@ -131,3 +131,17 @@ def test_few_rows_of_a_large_matrix_have_a_kernel_of_their_own() -> None:
 def test_too_many_rows_are_named() -> None:
     with pytest.raises(ValueError, match="of 4194304 rows has too many"):
         deal("linear", Form.BF16, 0, 1 << 22, 2, 8, 132)
+
+
+def test_a_matrix_of_few_weights_has_a_kernel_of_its_own() -> None:
+    # A router of 160 rows, 80 chunks each: 8 of 10,240 bytes and 2,048 of sums, and rows of x.
+    for count, shared in ((1, 94_272), (8, 166_400)):
+        made = deal_short(Form.BF16, 160, 80, count, 132)
+        assert made is not None
+        assert (made.name, made.blocks, made.shared) == ("linear_short", 20, shared)
+    # One row more than the processors have bands; more of x; longer rows; other weights.
+    assert deal_short(Form.BF16, 8 * 132, 80, 8, 132) is not None
+    assert deal_short(Form.BF16, 8 * 132 + 1, 80, 8, 132) is None
+    assert deal_short(Form.BF16, 160, 80, 9, 132) is None
+    assert deal_short(Form.BF16, 256, 113, 8, 132) is None
+    assert deal_short(Form.NVFP4, 160, 80, 1, 132) is None

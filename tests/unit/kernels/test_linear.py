@@ -196,6 +196,26 @@ def test_what_is_left_when_blocks_have_as_much_has_the_same_bits(backend, form, 
         np.testing.assert_array_equal(run(count), together[:count])
 
 
+@pytest.mark.parametrize("shape", [(20, 1664), (3, 330)])
+@pytest.mark.parametrize("add", [False, True])
+def test_few_weights_give_few_rows_the_bits_of_many(backend, shape, add) -> None:
+    matrix = backend.matrix([random_part(Form.BF16, *shape, 7)[0]])
+    bias = backend.vector(np.random.default_rng(5).standard_normal(shape[0]).astype(np.float32))
+    x, before = random_rows(shape[1], 1), random_rows(shape[0], 2)
+
+    def run(count: int) -> np.ndarray:
+        out = tensor_of(backend, before, wide=True)
+        source = tensor_of(backend, x)
+        backend.linear(rows_of(backend, count), source, matrix, out, bias=bias, add=add)
+        return backend.read(out, 16)
+
+    many = run(16)
+    for count in range(1, 9):
+        got = run(count)
+        np.testing.assert_array_equal(got[:count], many[:count])
+        np.testing.assert_array_equal(got[count:], before[count:16])
+
+
 def test_parts_must_agree(backend) -> None:
     first, _ = random_part(Form.BF16, 4, 32, 1)
     second, _ = random_part(Form.BF16, 4, 48, 1)
