@@ -18,8 +18,15 @@ from kernels_numba.gpu.source import MOE
 
 GROUP_SHARE = 512
 """Pairs that a block of the grouping kernels takes, one a thread."""
+LANES = 32
+HELD = (5, 8, 32)
+"""Experts of a lane that the routing kernels are made for."""
+KNOWN_BYTES = 8
+"""What they know of an expert of a row: key and score."""
+ROUTED = GROUP_SHARE // LANES
+"""Rows of a block of theirs, a warp each; so few are sorted by expert at once."""
 THREADS = 256
-MOST_EXPERTS = 1024
+MOST_EXPERTS = LANES * HELD[-1]
 MOST_TOP = 32
 STREAMED = Shape(few=True, size=FEW[0])
 NARROW = Shape(few=False, size=64)
@@ -76,20 +83,22 @@ class Mixture:
         self._project.plain(count, source, routing.gate, self._scores)
         scores = (self._scores.pointer, self._scores.stride, routing.bias.pointer)
         choice = (routing.experts, routing.top, int(routing.normalise), routing.scale)
-        if count <= FEW[1] and count * routing.top <= GROUP_SHARE:
+        held = next(held for held in HELD if routing.experts <= LANES * held)
+        if count <= ROUTED:
             sizes = (STREAMED.size,) * 4
             most = _most_tiles(count * routing.top, routing.experts, sizes)
             self._kernels.launch(
-                MOE, "route_and_group", (1,), GROUP_SHARE,
-                (*scores, count, *choice, *handle.pointers, packed(sizes), most, *handle.sorted),
-                4 * count * routing.experts,
+                MOE, f"route_and_group_{held}", (1,), GROUP_SHARE,
+                (*scores, count, *choice, *handle.pointers, most, *handle.sorted),
+                KNOWN_BYTES * count * routing.experts,
                 early=True,
             )  # fmt: skip
             handle.grouped = (count, routing.experts, sizes)
             return
         self._kernels.launch(
-            MOE, "route_sigmoid", (count,), GROUP_SHARE, (*scores, *choice, *handle.pointers),
-            4 * routing.experts,
+            MOE, f"route_sigmoid_{held}", (-(-count // ROUTED),), GROUP_SHARE,
+            (*scores, count, *choice, *handle.pointers),
+            KNOWN_BYTES * ROUTED * routing.experts,
             early=True,
         )  # fmt: skip
         handle.grouped = None

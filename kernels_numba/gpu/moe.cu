@@ -4,10 +4,13 @@
 constexpr int MOST_EXPERTS = 1024;
 constexpr int MOST_TOP = 32;
 constexpr int SHARE = 512;  // pairs of a block that sorts
+constexpr int ROUTED = SHARE / 32;  // rows of a block that routes, a warp each
+constexpr int TILE = 8;  // rows of an expert's tile where one block routes and sorts
+constexpr u32 WARP = 0xffffffffu;
 
-// How an expert of a lane's is chosen: larger keys first, 0 for what has no finite choice.
+// How an expert is chosen: larger keys first, 1 for what has no finite choice; 0 is none.
 __device__ __forceinline__ u32 choice_key(float choice) {
-    if (!(choice > NEGATIVE_INFINITY)) return 0u;
+    if (!(choice > NEGATIVE_INFINITY)) return 1u;
     const u32 bits = __float_as_uint(choice + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
@@ -25,74 +28,133 @@ struct Router {
     float scale;
 };
 
-// What a block of SHARE threads knows of its rows' choices: as they were made, ascending by expert,
-// and their scores.
+// What a block of SHARE threads knows of its rows: every expert's key and score, and what was chosen,
+// ascending. Little code runs here: it is read from memory for each kernel anew.
 struct RouteRoom {
-    int chosen[SHARE], sorted[SHARE];
-    float scores[SHARE];
+    u32* keys;
+    float* scores;
+    int (*chosen)[MOST_TOP];
 };
 
-// The `top` of each of `rows` rows by score + bias, ties to the lower id, then in ascending order; at
-// most SHARE choices in all. `keys` is room for all rows' experts. Everything is found by counting
-// what comes before it: little code, which is read from memory for each kernel anew.
-__device__ __forceinline__ void route_rows(
-    const Router& router, int rows, u32* keys, RouteRoom& room, int* ids, float* weights,
-    bool counts) {
-    const int experts = router.experts, top = router.top, all = rows * experts;
+// Keys and scores of `rows` rows' experts.
+__device__ __forceinline__ void score_rows(
+    const Router& router, const float* logits, int rows, const RouteRoom& room) {
+    // All threads share in the rows: so many, a power of two, in each.
+    const int shift = __clz(rows - 1) - 23, each = 1 << shift;
+    const int row = threadIdx.x >> shift, at = row * router.experts;
+    const int from = row * static_cast<int>(router.stride);
+    if (row >= rows) return;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < all; i += SHARE) {
-        const int row = i / experts, e = i % experts;
-        const float logit = __ldcg(router.logits + row * router.stride + e);
-        keys[i] = choice_key(__fadd_rn(score_of(logit), router.bias[e]));
+    for (int e = threadIdx.x & (each - 1); e < router.experts; e += 4 * each) {
+        float own[4], biases[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const int here = e + k * each;
+            const bool real = here < router.experts;
+            own[k] = real ? __ldcg(logits + (from + here)) : 0.0f;
+            biases[k] = real ? router.bias[here] : 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const int here = e + k * each;
+            if (here >= router.experts) break;
+            const float score = score_of(own[k]);
+            room.scores[at + here] = score;
+            room.keys[at + here] = choice_key(__fadd_rn(score, biases[k]));
+        }
     }
-    __syncthreads();
-#pragma unroll 1
-    for (int i = threadIdx.x; i < all; i += SHARE) {
-        const int row = i / experts, e = i % experts;
-        const u32* others = keys + row * experts;
-        const u32 own = keys[i];
-        int before = 0;
-#pragma unroll 4
-        for (int o = 0; o < experts; ++o) before += others[o] > own || (others[o] == own && o < e);
-        if (before < top) room.chosen[row * top + before] = e;
-    }
-    __syncthreads();
-    const int mine = threadIdx.x, first = mine / top * top;
-    const bool real = mine < rows * top;
-    if (real) {
-        const int own = room.chosen[mine];
-        int before = 0;
-#pragma unroll 1
-        for (int j = 0; j < top; ++j) before += room.chosen[first + j] < own;
-        room.sorted[first + before] = own;
-        const float* row = router.logits + mine / top * router.stride;
-        room.scores[first + before] = score_of(__ldcg(row + own));
-    }
-    __syncthreads();
-    if (!real) return;
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int j = 0; j < top; ++j) sum = __fadd_rn(sum, room.scores[first + j]);
-    float weight = room.scores[mine];
-    if (router.normalise) weight = __fdiv_rn(weight, __fadd_rn(sum, 1e-20f));
-    if (!counts) return;
-    ids[mine] = room.sorted[mine];
-    weights[mine] = __fmul_rn(weight, router.scale);
 }
 
-// ids and weights [rows, top], ascending. One block a row.
-extern "C" __global__ void __launch_bounds__(SHARE) route_sigmoid(
-    const float* logits, i64 stride, const float* bias, i64 experts, i64 top, i64 normalise,
-    double scale, int* ids, float* weights) {
-    extern __shared__ __align__(16) u32 keys[];
-    __shared__ RouteRoom room;
+// What a warp chose of a row's experts, of which each lane has some that follow one another.
+struct Choice {
+    int each, first;
+    // Which of the lane's, and how many of the lanes' below.
+    u32 taken;
+    int before;
+
+    // Takes the `top` experts with the largest keys, ties to the lower id. A lane has at most HELD.
+    template <int HELD>
+    __device__ __forceinline__ void make(const Router& router, const u32* all) {
+        const int lane = threadIdx.x % 32;
+        each = (router.experts + 31) / 32;
+        first = lane * each;
+        u32 keys[HELD];
+#pragma unroll
+        for (int j = 0; j < HELD; ++j) {
+            keys[j] = j < each && first + j < router.experts ? all[first + j] : 0u;
+        }
+        taken = before = 0;
+#pragma unroll 1
+        for (int n = 0; n < router.top; ++n) {
+            u32 most[HELD];
+#pragma unroll
+            for (int j = 0; j < HELD; ++j) most[j] = keys[j];
+#pragma unroll
+            for (int step = 1; step < HELD; step *= 2) {
+#pragma unroll
+                for (int j = 0; j + step < HELD; j += 2 * step) most[j] = max(most[j], most[j + step]);
+            }
+            const bool best = most[0] == __reduce_max_sync(WARP, most[0]);
+            int own = 0;
+#pragma unroll
+            for (int j = HELD - 1; j >= 0; --j) own = keys[j] == most[0] ? j : own;
+            const u32 lower = __ballot_sync(WARP, best) & ((1u << lane) - 1u);
+            before += lower != 0;
+            if (!best || lower != 0) own = 32;
+            taken |= own < 32 ? 1u << own : 0u;
+#pragma unroll
+            for (int j = 0; j < HELD; ++j) keys[j] = j == own ? 0u : keys[j];
+        }
+    }
+
+    // Writes ids and weights [top], and to `chosen`, the warp's own, the ids. Lane k has the k-th's.
+    __device__ __forceinline__ int give(
+        const Router& router, const float* scores, int* chosen, int* ids, float* weights,
+        bool counts) const {
+        int at = before;
+#pragma unroll 1
+        for (u32 rest = taken; rest != 0; rest &= rest - 1) chosen[at++] = first + __ffs(rest) - 1;
+        __syncwarp();
+        const int mine = threadIdx.x % 32;
+        const bool real = mine < router.top;
+        const int id = real ? chosen[mine] : 0;
+        float weight = scores[id], sum = 0.0f;
+#pragma unroll 4
+        for (int n = 0; n < router.top; ++n) sum = __fadd_rn(sum, __shfl_sync(WARP, weight, n));
+        if (router.normalise) weight = __fdiv_rn(weight, __fadd_rn(sum, 1e-20f));
+        if (counts && real) {
+            ids[mine] = id;
+            weights[mine] = __fmul_rn(weight, router.scale);
+        }
+        return id;
+    }
+};
+
+// The room of a block: `memory` holds keys and scores of all its rows.
+__device__ __forceinline__ RouteRoom route_room(u32* memory, int all) {
+    __shared__ int chosen[ROUTED][MOST_TOP];
+    return RouteRoom{memory, reinterpret_cast<float*>(memory + all), chosen};
+}
+
+// ids and weights [rows, top], ascending. Grid: rows / ROUTED.
+template <int HELD>
+__device__ __forceinline__ void route_rows(
+    const Router& router, i64 rows, int* ids, float* weights) {
+    extern __shared__ __align__(16) u32 memory[];
+    const i64 first = static_cast<i64>(blockIdx.x) * ROUTED;
+    const int own = static_cast<int>(min(rows - first, static_cast<i64>(ROUTED)));
+    const int warp = threadIdx.x / 32;
+    const RouteRoom room = route_room(memory, own * router.experts);
     let_next_start();
     wait_for_previous();
-    const i64 row = blockIdx.x;
-    const Router router{logits + row * stride, stride, bias, static_cast<int>(experts),
-                        static_cast<int>(top), static_cast<int>(normalise),
-                        static_cast<float>(scale)};
-    route_rows(router, 1, keys, room, ids + row * top, weights + row * top, true);
+    score_rows(router, router.logits + first * router.stride, own, room);
+    __syncthreads();
+    if (warp >= own) return;
+    Choice choice;
+    choice.make<HELD>(router, room.keys + warp * router.experts);
+    const i64 at = (first + warp) * router.top;
+    choice.give(router, room.scores + warp * router.experts, room.chosen[warp], ids + at,
+                weights + at, true);
 }
 
 // How many of a block's SHARE pairs each expert has: counts [blocks, experts].
@@ -240,66 +302,122 @@ extern "C" __global__ void __launch_bounds__(SHARE) group_by_expert(
     group_pairs(to, room, experts, top, pair, pair < pairs ? ids[pair] : -1);
 }
 
-// Places the pair of each thread, of which the block has all `pairs`, by counting; `pieces` is room.
+// Places the pairs of a warp's `row`. `takers` has a bit for each row that chose an expert.
 __device__ __forceinline__ void group_few(
-    const Groups& to, const int* ids, int* pieces, int pairs, int top, bool counts) {
-    const int mine = threadIdx.x;
-    const int id = mine < pairs ? ids[mine] : MOST_EXPERTS;
-    int smaller = 0, alike = 0, before = 0, tile = 0, tiles = 0;
+    const Groups& to, const Choice& choice, const u32* takers, int row, const Router& router) {
+    const int lane = threadIdx.x % 32;
+    const int behind = min(choice.first + choice.each, router.experts);
+    // Pairs, and tiles << 16.
+    const auto held = [&](int e) {
+        const u32 pairs = __popc(takers[e]);
+        return pairs + ((pairs + TILE - 1) / TILE << 16);
+    };
+    u32 own = 0;
 #pragma unroll 4
-    for (int q = 0; q < pairs; ++q) {
-        smaller += ids[q] < id;
-        alike += ids[q] == id;
-        before += ids[q] == id && q < mine;
+    for (int e = choice.first; e < behind; ++e) own += held(e);
+    u32 reached = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const u32 below = __shfl_up_sync(WARP, reached, step);
+        if (lane >= step) reached += below;
     }
-    // An expert's first pair tells of its tiles.
-    const bool leads = mine < pairs && before == 0;
-    const int own = leads ? pieces_of(alike, to.sizes) : 0;
-    pieces[mine] = own;
-    if (mine < pairs && counts) {
-        to.source[smaller + before] = mine / top;
-        to.place[mine] = smaller + before;
-    }
-    __syncthreads();
-#pragma unroll 4
-    for (int q = 0; q < pairs; ++q) {
-        tiles += pieces[q];
-        if (ids[q] < id) tile += pieces[q];
-    }
-    if (!counts) return;
-    const int each = leads ? (alike + own - 1) / own : 0;
+    const int tiles = __shfl_sync(WARP, reached, 31) >> 16;
+    reached -= own;
+    int* place = to.place + row * router.top + choice.before;
 #pragma unroll 1
-    for (int i = 0; i < own; ++i) {
-        to.tiles[tile + i] =
-            make_int4(id, smaller + i * each, max(0, min(each, alike - i * each)), 0);
+    for (int e = choice.first; e < behind; ++e) {
+        const u32 more = held(e);
+        const int start = reached & 0xffffu, tile = reached >> 16, pairs = more & 0xffffu;
+        reached += more;
+        if (choice.taken >> (e - choice.first) & 1u) {
+            const int at = start + __popc(takers[e] & ((1u << row) - 1u));
+            to.source[at] = row;
+            *place++ = at;
+        }
+        if (row > 0 || pairs == 0) continue;
+        // Rows are at most two tiles'.
+        const int part = pairs > TILE ? (pairs + 1) / 2 : pairs;
+        to.tiles[tile] = make_int4(e, start, part, 0);
+        if (part < pairs) to.tiles[tile + 1] = make_int4(e, start + part, pairs - part, 0);
     }
-    for (i64 i = tiles + mine; i <= to.most; i += SHARE) {
+    if (row > 0) return;
+#pragma unroll 1
+    for (int i = tiles + lane; i <= to.most; i += 32) {
         to.tiles[i] = make_int4(i == to.most ? tiles : 0, 0, 0, 0);
     }
 }
 
-// As route_sigmoid and group_by_expert for at most SHARE pairs, by one block.
-extern "C" __global__ void __launch_bounds__(SHARE) route_and_group(
-    const float* logits, i64 stride, const float* bias, i64 rows, i64 experts, i64 top,
-    i64 normalise, double scale, int* ids, float* weights, u64 sizes, i64 most, int* source,
-    int* place, int4* tiles) {
-    extern __shared__ __align__(16) u32 keys[];
-    __shared__ RouteRoom room;
+// The same of a row alone, whose choice `id` is the lane's.
+__device__ __forceinline__ void group_one(const Groups& to, int id, int top) {
+    const int lane = threadIdx.x % 32;
+    if (lane < top) {
+        to.source[lane] = 0;
+        to.place[lane] = lane;
+        to.tiles[lane] = make_int4(id, lane, 1, 0);
+    }
+    // There are no more tiles than pairs.
+    if (lane == 0) to.tiles[top] = make_int4(top, 0, 0, 0);
+}
+
+// As route_rows and group_by_expert for at most ROUTED rows, by one block.
+template <int HELD>
+__device__ __forceinline__ void route_and_group(
+    const Router& router, const Groups& to, int rows, int* ids, float* weights) {
+    extern __shared__ __align__(16) u32 memory[];
+    __shared__ u32 takers[MOST_EXPERTS];
+    const RouteRoom room = route_room(memory, rows * router.experts);
+    const int warp = threadIdx.x / 32, first = warp * router.top, at = warp * router.experts;
     let_next_start();
-    const Router router{logits, stride, bias, static_cast<int>(experts), static_cast<int>(top),
-                        static_cast<int>(normalise), static_cast<float>(scale)};
-    const Groups to{sizes, most, nullptr, source, place, tiles};
-    const int pairs = static_cast<int>(rows * top);
 #pragma unroll 1
     for (int pass = first_pass(gridDim.x); pass < 2; ++pass) {
-        const bool counts = counts_now(pass);
         // What follows writes over what the pass before has read.
         __syncthreads();
-        route_rows(router, static_cast<int>(rows), keys, room, ids, weights, counts);
+#pragma unroll 1
+        for (int e = threadIdx.x; e < router.experts; e += SHARE) takers[e] = 0;
+        const bool counts = counts_now(pass);
+        score_rows(router, router.logits, rows, room);
         __syncthreads();
-        group_few(to, room.sorted, room.chosen, pairs, router.top, counts);
+        Choice choice;
+        int id = 0;
+        if (warp < rows) {
+            choice.make<HELD>(router, room.keys + at);
+            id = choice.give(
+                router, room.scores + at, room.chosen[warp], ids + first, weights + first, counts);
+        }
+        if (rows == 1) {
+            if (warp == 0 && counts) group_one(to, id, router.top);
+            continue;
+        }
+        if (warp < rows && threadIdx.x % 32 < router.top) atomicOr(&takers[id], 1u << warp);
+        __syncthreads();
+        if (warp < rows && counts) group_few(to, choice, takers, warp, router);
     }
 }
+
+// By the experts that a lane has room for.
+#define ROUTE(HELD)                                                                               \
+    extern "C" __global__ void __launch_bounds__(SHARE) route_sigmoid_##HELD(                     \
+        const float* logits, i64 stride, const float* bias, i64 rows, i64 experts, i64 top,       \
+        i64 normalise, double scale, int* ids, float* weights) {                                  \
+        const Router router{logits, stride, bias, static_cast<int>(experts),                      \
+                            static_cast<int>(top), static_cast<int>(normalise),                   \
+                            static_cast<float>(scale)};                                           \
+        route_rows<HELD>(router, rows, ids, weights);                                             \
+    }                                                                                             \
+    extern "C" __global__ void __launch_bounds__(SHARE) route_and_group_##HELD(                   \
+        const float* logits, i64 stride, const float* bias, i64 rows, i64 experts, i64 top,       \
+        i64 normalise, double scale, int* ids, float* weights, i64 most, int* source, int* place, \
+        int4* tiles) {                                                                            \
+        const Router router{logits, stride, bias, static_cast<int>(experts),                      \
+                            static_cast<int>(top), static_cast<int>(normalise),                   \
+                            static_cast<float>(scale)};                                           \
+        const Groups to{0, most, nullptr, source, place, tiles};                                  \
+        route_and_group<HELD>(router, to, static_cast<int>(rows), ids, weights);                  \
+    }
+
+ROUTE(5)
+ROUTE(8)
+ROUTE(32)
 
 // out[r] = sum of weight * result over r's choices in ascending expert order, then + shared[r],
 // added to what out[r] holds when `add`.

@@ -247,6 +247,12 @@ inline T atomicMax(T* to, T value) {
     if (value > before) *to = value;
     return before;
 }
+template <typename T>
+inline T atomicOr(T* to, T value) {
+    const T before = *to;
+    *to = before | value;
+    return before;
+}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }

@@ -9,6 +9,7 @@ import pytest
 from kernel_oracles import (
     CAPACITY,
     SOME_ROWS,
+    bf16_bits,
     bf16_rows,
     close,
     random_part,
@@ -17,7 +18,7 @@ from kernel_oracles import (
 )
 
 from kernels_numba.backend import Experts, Routing, Scores, SharedExperts
-from kernels_numba.weights import Form
+from kernels_numba.weights import Form, Part
 
 EXPERTS, TOP, HIDDEN, INNER = 8, 4, 64, 32
 
@@ -167,6 +168,40 @@ def test_equal_scores_go_to_the_lower_expert(backend) -> None:
     ids, weights = backend.read_routes(routes, 2)
     np.testing.assert_array_equal(ids, [[0, 1, 2, 3]] * 2)
     np.testing.assert_array_equal(weights, np.full((2, TOP), 0.5, np.float32))
+
+
+@pytest.mark.parametrize("number", [70, 160, 200, 300])
+def test_many_experts_of_which_many_are_alike(backend, number) -> None:
+    """Ties within and across what a lane of a GPU holds; there, too few finite choices as well."""
+    rng = np.random.default_rng(6)
+    gate = rng.integers(-1, 2, (number, HIDDEN)).astype(np.float32)
+    x = np.eye(HIDDEN, dtype=np.float32)[rng.integers(0, HIDDEN, CAPACITY)]
+    alike = rng.choice(np.array([0, 0.25, -2.0], np.float32), number)
+    few = alike.copy()
+    few[rng.permutation(number)[6:]] = -np.inf
+    sides = random_part(Form.BF16, 2 * INNER * number, HIDDEN, 7)[0]
+    downs = random_part(Form.BF16, HIDDEN * number, INNER, 8)[0]
+    experts = Experts(backend.matrix([sides]), backend.matrix([downs]), INNER)
+    router = backend.matrix([Part(Form.BF16, bf16_bits(gate))])
+    for choices in (alike, few) if backend.name == "cuda" else (alike,):
+        bias = backend.vector(choices)
+        routing = Routing(router, bias, number, 8, normalise=True, scale=1.5)
+        score = 1 / (1 + np.exp(-(x.astype(np.float64) @ gate.T)))
+        chosen = np.sort(np.argsort(-(score + choices), axis=1, kind="stable")[:, :8], axis=1)
+        routes, source = backend.routes(8), tensor_of(backend, x)
+        many = None
+        for count in (20, 17, 16, 5, 2, 1):
+            rows, out = rows_of(backend, count), backend.tensor(HIDDEN, wide=True)
+            backend.route(rows, source, routing, routes)
+            backend.moe(rows, source, experts, routes, None, out)
+            ids, weights = backend.read_routes(routes, count)
+            np.testing.assert_array_equal(ids, chosen[:count])
+            taken = np.take_along_axis(score[:count], chosen[:count], axis=1)
+            given = 1.5 * taken / taken.sum(axis=1, keepdims=True)
+            np.testing.assert_allclose(weights, given, rtol=1e-5)
+            got = np.concatenate([weights, backend.read(out, count)], axis=1)
+            many = got if many is None else many
+            np.testing.assert_array_equal(got, many[:count])
 
 
 @pytest.mark.parametrize("form", FORMS)
