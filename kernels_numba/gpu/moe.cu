@@ -6,6 +6,8 @@ constexpr int MOST_TOP = 32;
 constexpr int SHARE = 512;  // pairs of a block that sorts
 constexpr int ROUTED = SHARE / 32;  // rows of a block that routes, a warp each
 constexpr int TILE = 8;  // rows of an expert's tile where one block routes and sorts
+constexpr int COMBINED = 256;  // values of a block that combines
+constexpr int TOGETHER = 8;  // results that are asked for at once
 constexpr u32 WARP = 0xffffffffu;
 
 // How an expert is chosen: larger keys first, 1 for what has no finite choice; 0 is none.
@@ -419,10 +421,25 @@ ROUTE(5)
 ROUTE(8)
 ROUTE(32)
 
+// A value of a row that kernels in front write, asked for before it is looked at.
+struct Asked {
+    float wide;
+    u16 narrow;
+
+    __device__ __forceinline__ Asked(const void* row, i64 i, i64 is_wide, bool real)
+        : wide(0.0f), narrow(0) {
+        if (real && is_wide) wide = __ldcg(static_cast<const float*>(row) + i);
+        if (real && !is_wide) narrow = __ldcg(static_cast<const u16*>(row) + i);
+    }
+    __device__ __forceinline__ float value(i64 is_wide) const {
+        return is_wide ? wide : bf16_float(narrow);
+    }
+};
+
 // out[r] = sum of weight * result over r's choices in ascending expert order, then + shared[r],
 // added to what out[r] holds when `add`.
 // Grid: (rows, width / 256).
-extern "C" __global__ void combine(
+extern "C" __global__ void __launch_bounds__(COMBINED, 2) combine(
     const float* result, i64 stride, const int* place, const float* weights, i64 top,
     const void* shared, i64 shared_stride, i64 shared_wide, i64 width, void* out, i64 out_stride,
     i64 out_wide, i64 add) {
@@ -430,31 +447,38 @@ extern "C" __global__ void combine(
     __shared__ i64 places[MOST_TOP];
     __shared__ float shares[MOST_TOP];
     let_next_start();
-    const i64 row = blockIdx.x;
+    const i64 row = blockIdx.x, own = row * top + min(static_cast<int>(threadIdx.x), choices - 1);
+    const u8* beside = row_at(shared, row, shared_stride, shared_wide);
+    u8* to = row_at(out, row, out_stride, out_wide);
 #pragma unroll 1
     for (int pass = first_pass(gridDim.x); pass < 2; ++pass) {
         const bool counts = counts_now(pass);
         __syncthreads();
-        if (static_cast<int>(threadIdx.x) < choices) {
-            const i64 at = row * top + threadIdx.x;
-            places[threadIdx.x] = counts ? __ldcg(place + at) * stride : 0;
-            shares[threadIdx.x] = __ldcg(weights + at);
+        // What is added last does not wait for the choices' places.
+        const Asked more(beside, i, shared_wide, shared != nullptr && i < width);
+        const Asked before(to, i, out_wide, add && i < width);
+        if (threadIdx.x < MOST_TOP) {
+            const int at = __ldcg(place + own);
+            shares[threadIdx.x] = __ldcg(weights + own);
+            places[threadIdx.x] = counts ? at * stride : 0;
         }
         __syncthreads();
         if (i >= width) continue;
-        // Where all are known the loads need not wait for one another.
         float sum = 0.0f;
-#pragma unroll 8
-        for (int j = 0; j < choices; ++j) {
-            sum = __fmaf_rn(shares[j], __ldcg(result + places[j] + i), sum);
+#pragma unroll 1
+        for (int first = 0; first < choices; first += TOGETHER) {
+            float parts[TOGETHER];
+            // Behind the last choice that one again, which counts for nothing.
+#pragma unroll
+            for (int j = 0; j < TOGETHER; ++j) parts[j] = __ldcg(result + places[first + j] + i);
+#pragma unroll
+            for (int j = 0; j < TOGETHER; ++j) {
+                const float next = __fmaf_rn(shares[first + j], parts[j], sum);
+                sum = first + j < choices ? next : sum;
+            }
         }
-        if (shared != nullptr) {
-            const u8* own = row_at(shared, row, shared_stride, shared_wide);
-            sum += shared_wide ? __ldcg(reinterpret_cast<const float*>(own) + i)
-                               : load_value(own, i, false);
-        }
-        u8* to = row_at(out, row, out_stride, out_wide);
-        if (add) sum += out_wide ? __ldcg(reinterpret_cast<const float*>(to) + i) : load_value(to, i, false);
+        if (shared != nullptr) sum += more.value(shared_wide);
+        if (add) sum += before.value(out_wide);
         if (counts) store_value(to, i, out_wide, sum);
     }
 }
