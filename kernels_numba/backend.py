@@ -12,7 +12,7 @@ never on the number of rows, its place among them, its slot or its blocks.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -217,14 +217,19 @@ class Backend(Protocol):
         runs the step. A token below 0 becomes what was last drawn for the row's slot."""
 
     def record(
-        self, rows: Rows, counts: Iterable[int], ceiling: int, step: Callable[[], None]
+        self,
+        rows: Rows,
+        counts: Sequence[int],
+        ceiling: int,
+        steps: Sequence[Callable[[], None]],
     ) -> None:
-        """Record what `step` enqueues for each of `counts` rows at positions below `ceiling`, each
-        of another slot; `step` may depend on nothing else of `rows`. Nothing where the backend
-        replays nothing."""
+        """Record what each of `steps` enqueues for each of `counts` rows at positions below
+        `ceiling`, each of another slot; it may depend on nothing else of `rows`. Nothing where the
+        backend replays nothing."""
 
-    def replay(self, rows: Rows) -> bool:
-        """Enqueue the recorded step of `rows`, which have begun; False where there is none."""
+    def replay(self, rows: Rows, step: int) -> bool:
+        """Enqueue what was recorded of step number `step` for `rows`, which have begun; False where
+        there is none."""
 
     def guard(self, doing: str) -> AbstractContextManager[None]:
         """Failures of the device inside become errors that say so and what was done."""

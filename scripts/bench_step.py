@@ -56,7 +56,7 @@ def noted(driver: Driver, context: int, batch: int) -> list[Launch]:
     tokens = driver.decode(context, [7919 * slot % 1000 for slot in range(batch)], 3)
     tables = allocate_tables(engine.limits.slots, engine.limits.vocab_size)
     rows = tuple(DecodeRow(slot, context, token) for slot, token in enumerate(tokens))
-    replay, engine.backend.replay = engine.backend.replay, lambda rows: False
+    replay, engine.backend.replay = engine.backend.replay, lambda rows, step: False
     kernels.launch = note
     try:
         plan = Plan(1 << 30, decodes=rows)

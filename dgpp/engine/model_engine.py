@@ -137,7 +137,6 @@ class ModelEngine:
         ]
         self._lanes = [self._lane() for _ in range(limits.depth + 1)]
         self._launched = 0
-        self._replayed = 0
         self._ended_ns = 0
         self.trace = StepTrace()
         self.scored: tuple[ScoredPrompt, ...] = ()
@@ -155,7 +154,7 @@ class ModelEngine:
             rows.tokens[:count] = 0
             self.backend.begin(rows)
             self.model.forward(rows)
-            self.model.logits([0], self._lanes[0].logits)
+            self.model.logits(range(min(count, self.limits.slots)), self._lanes[0].logits)
         for lane in self._lanes:
             lane.selector.warm_up(lane.logits)
         tables = allocate_tables(self.limits.slots, self.limits.vocab_size)
@@ -168,23 +167,34 @@ class ModelEngine:
         """Record decode steps, to be replayed from now on where the backend can. After `warm_up`:
         all scratch is there."""
         counts = range(1, self.limits.slots + 1)
-        forward = partial(self.model.forward, self.rows)
+        steps = [partial(self._decode, lane) for lane in self._lanes]
         with self.backend.guard("recording decode steps"):
-            self.backend.record(self.rows, counts, self.limits.position_ceiling, forward)
+            self.backend.record(self.rows, counts, self.limits.position_ceiling, steps)
+
+    def _decode(self, lane: _Lane) -> None:
+        """The step of rows that are decoded, each of which is sampled."""
+        self.model.forward(self.rows)
+        self.model.logits(range(self.rows.count), lane.logits)
 
     def notes(self) -> list[str]:
         """Lines for the start-up log, once warm."""
         return [*self._notes, *self.backend.notes()]
 
     def launch(self, plan: Plan, tables: SlotTables) -> None:
-        lane = self._lanes[self._launched % len(self._lanes)]
+        number = self._launched % len(self._lanes)
+        lane = self._lanes[number]
         self._launched += 1
+        is_decode = bool(plan.decodes) and not plan.prefills
         with self.backend.guard(f"launching step {plan.step}"):
-            index = self.forward(plan)
+            index = self._place(plan)
+            is_plain = is_decode and self.observer is None
+            replayed = is_plain and self.backend.replay(self.rows, number)
+            if self.rows.count and not replayed:
+                self.model.forward(self.rows, self.observer)
             lane.scored = tuple(
                 lane.scorer.score(rows, tables) for rows in scored_rows(plan, self._slot)
             )
-            if index:
+            if index and not replayed:
                 self.model.logits(index, lane.logits)
             slots = plan.sampled_slots()
             held = [self._slot(slot) for slot in slots]
@@ -195,8 +205,8 @@ class ModelEngine:
             params = [h.request.sampling for h in held]
             lane.selector.launch(lane.logits, slots, params, tables, draws)
         lane.step = plan.step
-        lane.is_decode = bool(plan.decodes) and not plan.prefills
-        lane.replayed = self._replayed
+        lane.is_decode = is_decode
+        lane.replayed = self.rows.count if replayed else 0
 
     def collect(self, step: int) -> Candidates:
         lane = self._lane_of(step)
@@ -214,19 +224,21 @@ class ModelEngine:
 
     def forward(self, plan: Plan) -> list[int]:
         """Run the model over the plan's rows and leave it at that; the rows to be sampled."""
+        index = self._place(plan)
+        if self.rows.count:
+            self.model.forward(self.rows, self.observer)
+        return index
+
+    def _place(self, plan: Plan) -> list[int]:
+        """Begin a step of the plan's rows; those to be sampled."""
         self._moves.apply(plan)
         for slot in plan.closes:
             self._slots[slot] = None
         for opened in plan.opens:
             self._open(opened)
         index = self._fill(plan)
-        self._replayed = 0
         if self.rows.count:
             self.backend.begin(self.rows)
-            is_plain = not plan.prefills and self.observer is None
-            self._replayed = self.rows.count if is_plain and self.backend.replay(self.rows) else 0
-            if not self._replayed:
-                self.model.forward(self.rows, self.observer)
         return index
 
     def _lane(self) -> _Lane:

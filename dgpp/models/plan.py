@@ -123,7 +123,7 @@ def _runtime(settings: MemorySettings) -> int:
 def _graphs(settings: MemorySettings, limits: EngineLimits, layers: int) -> dict[str, int]:
     if settings.backend != "cuda" or not settings.graphs:
         return {}
-    graphs = limits.slots * len(reaches(limits.position_ceiling))
+    graphs = (limits.depth + 1) * limits.slots * len(reaches(limits.position_ceiling))
     return {"decode graphs": GRAPH_LAYER_BYTES * layers * graphs}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -112,11 +112,15 @@ class CpuBackend(CpuExtended, CpuImages):
         rows.handle.find_runs(rows)
 
     def record(
-        self, rows: Rows, counts: Iterable[int], ceiling: int, step: Callable[[], None]
+        self,
+        rows: Rows,
+        counts: Sequence[int],
+        ceiling: int,
+        steps: Sequence[Callable[[], None]],
     ) -> None:
         """Nothing: a step is run, not replayed."""
 
-    def replay(self, rows: Rows) -> bool:
+    def replay(self, rows: Rows, step: int) -> bool:
         return False
 
     def guard(self, doing: str) -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ eighth bit per layer, and its traffic is nothing beside the weights'.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -160,17 +160,21 @@ class CudaBackend:
             )  # fmt: skip
 
     def record(
-        self, rows: Rows, counts: Iterable[int], ceiling: int, step: Callable[[], None]
+        self,
+        rows: Rows,
+        counts: Sequence[int],
+        ceiling: int,
+        steps: Sequence[Callable[[], None]],
     ) -> None:
         self._enter()
-        for count in counts:
+        for count, reach in itertools.product(counts, reaches(ceiling)):
             rows.count = count
-            for reach in reaches(ceiling):
-                rows.handle.reach, rows.handle.step, rows.handle.apart = reach, UNSENT, True
-                self._graphs.record(count, reach, step)
+            rows.handle.reach, rows.handle.step, rows.handle.apart = reach, UNSENT, True
+            for number, step in enumerate(steps):
+                self._graphs.record((number, count), reach, step)
 
-    def replay(self, rows: Rows) -> bool:
-        return rows.handle.apart and self._graphs.replay(rows.count, rows.handle.reach)
+    def replay(self, rows: Rows, step: int) -> bool:
+        return rows.handle.apart and self._graphs.replay((step, rows.count), rows.handle.reach)
 
     @contextmanager
     def guard(self, doing: str) -> Iterator[None]:
@@ -384,8 +388,10 @@ class CudaBackend:
     ) -> None:
         self._enter()
         at, wanted = int(self._index.data.ptr), list(index)
-        # Decode asks for the same rows step after step; a recorded step must send nothing.
-        if wanted != self._indexed:
+        if wanted == list(range(len(wanted))):
+            # So it is in decode; a recorded step must send nothing.
+            at = 0
+        elif wanted != self._indexed:
             self._staging.send(at, np.array(wanted, np.int32))
             self._indexed = wanted
         self._project.plain(len(index), x, table, out, norm=norm, index=at)

@@ -27,18 +27,18 @@ def reaches(ceiling: int) -> list[int]:
 
 
 class StepGraphs:
-    """Graphs by rows and reach. `bytes` and `seconds` are what recording has taken."""
+    """Graphs by step and rows, and by reach. `bytes` and `seconds` are what recording has taken."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._graphs: dict[int, dict[int, Any]] = {}
+        self._graphs: dict[tuple[int, int], dict[int, Any]] = {}
         self.bytes = 0
         self.seconds = 0.0
 
     def __len__(self) -> int:
         return sum(len(by_reach) for by_reach in self._graphs.values())
 
-    def record(self, count: int, reach: int, step: Callable[[], None]) -> None:
+    def record(self, key: tuple[int, int], reach: int, step: Callable[[], None]) -> None:
         """Record what `step` enqueues on the stream; nothing of it runs. All scratch that it uses
         must be there already."""
         runtime = load_cupy().cuda.runtime
@@ -52,13 +52,14 @@ class StepGraphs:
             graph = self._stream.end_capture()
         graph.upload(self._stream)
         self._stream.synchronize()
-        self._graphs.setdefault(count, {})[reach] = graph
+        self._graphs.setdefault(key, {})[reach] = graph
         self.bytes += max(0, free - runtime.memGetInfo()[0])
         self.seconds += time.monotonic() - began
 
-    def replay(self, count: int, reach: int) -> bool:
-        """Enqueue the graph of `count` rows with the least limit that holds `reach`."""
-        for limit, graph in self._graphs.get(count, {}).items():
+    def replay(self, key: tuple[int, int], reach: int) -> bool:
+        """Enqueue the graph of this step and number of rows with the least limit that holds
+        `reach`."""
+        for limit, graph in self._graphs.get(key, {}).items():
             if reach <= limit:
                 graph.launch(self._stream)
                 return True

@@ -58,8 +58,9 @@ def test_the_plan_counts_what_depth_and_graphs_take():
 
     plain, ahead = items(graphs=False), items(depth=1)
     assert "decode graphs" not in plain
-    # 8 numbers of rows, positions up to the fixture's 4096 in two reaches, 5 layers.
-    assert ahead["decode graphs"] == 8 * 2 * 5 * GRAPH_LAYER_BYTES
+    # Two sets of logits, 8 numbers of rows, positions up to the fixture's 4096 in two reaches, 5
+    # layers.
+    assert ahead["decode graphs"] == 2 * 8 * 2 * 5 * GRAPH_LAYER_BYTES
     assert ahead["logits"] == 2 * plain["logits"]
     assert "decode graphs" not in {
         item.name for item in plan_memory(CONFIG, MemorySettings()).items
