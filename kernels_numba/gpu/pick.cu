@@ -1,9 +1,11 @@
 // From logits to candidates: penalties, bias, mask; exact head of the canonical order; log-sum-exp.
 #include "common.cuh"
+#include "bound.cuh"
 
 constexpr int CHUNK = 256;
 constexpr int GROUP = 64;
 constexpr int PICK_THREADS = 1024;
+constexpr int SUM_THREADS = 128;
 constexpr int MOST_KEYS = 8192;
 
 struct Row {
@@ -74,117 +76,69 @@ extern "C" __global__ void __launch_bounds__(CHUNK) group_tops(
     }
 }
 
-// Ascending ranks are logits descending; zeros of both signs are equal.
-__device__ __forceinline__ u32 rank_of(float value) {
-    const int bits = __float_as_int(value + 0.0f);
-    const int flipped = bits ^ (bits >> 31 & 0x7fffffff);
-    return static_cast<u32>(0x7fffffffLL - flipped);
-}
-
-__device__ __forceinline__ float value_of(u32 rank) {
-    const int flipped = static_cast<int>(0x7fffffffLL - rank);
-    return __int_as_float(flipped ^ (flipped >> 31 & 0x7fffffff));
-}
-
-// One byte of a rank: in which of 256 counts the `left`-th falls. Called by one warp; the lane that
-// finds it narrows `prefix` and `left`.
-__device__ __forceinline__ void narrow_rank(
-    const u32* counts, int shift, u32* prefix, u32* left) {
-    const int lane = threadIdx.x;
-    const u32 wanted = *left;
-    u32 own = 0;
-    for (int i = 0; i < 8; ++i) own += counts[8 * lane + i];
-    u32 up_to = own;
-    for (int step = 1; step < 32; step *= 2) {
-        const u32 before = __shfl_up_sync(0xffffffffu, up_to, step);
-        if (lane >= step) up_to += before;
-    }
-    if (up_to < wanted || up_to - own >= wanted) return;
-    u32 rest = wanted - (up_to - own), digit = 8 * lane;
-    while (counts[digit] < rest) rest -= counts[digit++];
-    *left = rest;
-    *prefix |= digit << shift;
-}
-
-// The least rank, that is the largest, of `groups` tops, as all PICK_THREADS threads see it.
-__device__ __forceinline__ u32 least_rank(const float* tops, i64 groups) {
-    __shared__ u32 warps[PICK_THREADS / 32];
-    u32 least = 0xffffffffu;
-    for (i64 i = threadIdx.x; i < groups; i += PICK_THREADS) least = min(least, rank_of(tops[i]));
-    least = __reduce_min_sync(0xffffffffu, least);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = least;
-    __syncthreads();
-    return __reduce_min_sync(0xffffffffu, warps[threadIdx.x % 32]);
-}
-
-// The rank of the `wanted`-th largest of `groups` tops, of which there are more.
-__device__ __forceinline__ u32 bounding_rank(const float* tops, i64 groups, i64 wanted) {
-    __shared__ u32 counts[256], prefix, left;
-    const int lane = threadIdx.x % 32;
-    if (threadIdx.x == 0) {
-        prefix = 0;
-        left = static_cast<u32>(wanted);
-    }
-    // From the top byte down: how many ranks with the prefix found so far have which next byte.
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        if (threadIdx.x < 256) counts[threadIdx.x] = 0;
-        __syncthreads();
-        const u32 above = shift == 24 ? 0u : 0xffffffffu << (shift + 8);
-        for (i64 first = threadIdx.x - lane; first < groups; first += PICK_THREADS) {
-            const u32 rank = first + lane < groups ? rank_of(tops[first + lane]) : 0u;
-            const bool there = first + lane < groups && (rank & above) == prefix;
-            // Of many equal bytes one lane tells.
-            const u32 digit = there ? rank >> shift & 255u : 256u;
-            const u32 alike = __match_any_sync(0xffffffffu, digit);
-            if (there && __ffs(static_cast<int>(alike)) - 1 == lane) {
-                atomicAdd(&counts[digit], static_cast<u32>(__popc(alike)));
-            }
-        }
-        __syncthreads();
-        if (threadIdx.x < 32) narrow_rank(counts, shift, &prefix, &left);
-        __syncthreads();
-    }
-    return prefix;
-}
-
 __device__ __forceinline__ double scaled(float logit, double temperature) {
     return static_cast<double>(__fdiv_rn(logit, static_cast<float>(temperature)));
 }
 
-// partials[c] = sum of exp(logit / T - largest) over chunk c, by halving: CHUNK threads a chunk.
+// partials[c] = sum of exp(logit / T - largest) over chunk c, by halving: SUM_THREADS threads a chunk,
+// each of which takes the first step alone; the last ones a warp takes without a barrier.
 __device__ __forceinline__ void sum_chunks(
     const Row& row, i64 size, i64 first, i64 chunks, float top, double* partials) {
-    __shared__ double terms[PICK_THREADS];
-    const int place = threadIdx.x % CHUNK;
-    const i64 chunk = first + threadIdx.x / CHUNK, i = chunk * CHUNK + place;
-    double term = 0.0;
-    if (i < size && top > NEGATIVE_INFINITY) {
-        term = exp(scaled(row.logits[i], row.temperature) - scaled(top, row.temperature));
+    constexpr int EACH = CHUNK / SUM_THREADS, WARPS = SUM_THREADS / 32;
+    __shared__ double sums[SCAN_THREADS / SUM_THREADS][WARPS][32];
+    const int own = threadIdx.x / SUM_THREADS, place = threadIdx.x % SUM_THREADS;
+    const i64 chunk = first + own, start = chunk * CHUNK + place;
+    float logits[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; ++j) {
+        const i64 i = start + j * SUM_THREADS;
+        logits[j] = i < size ? row.logits[i] : NEGATIVE_INFINITY;
     }
-    terms[threadIdx.x] = term;
-    for (int half = CHUNK / 2; half >= 1; half /= 2) {
-        __syncthreads();
-        if (place < half) terms[threadIdx.x] += terms[threadIdx.x + half];
+    const double largest = scaled(top, row.temperature);
+    double sum = 0.0;
+#pragma unroll
+    for (int j = 0; j < EACH; ++j) {
+        const bool there = start + j * SUM_THREADS < size && top > NEGATIVE_INFINITY;
+        const double term = exp(scaled(logits[j], row.temperature) - largest);
+        sum += there ? term : 0.0;
     }
-    if (place == 0 && chunk < chunks) partials[chunk] = terms[threadIdx.x];
+    sums[own][place / 32][place % 32] = sum;
+    __syncthreads();
+    if (place >= 32) return;
+    double halves[WARPS];
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) halves[w] = sums[own][w][place];
+#pragma unroll
+    for (int half = WARPS / 2; half >= 1; half /= 2) {
+#pragma unroll
+        for (int w = 0; w < half; ++w) halves[w] += halves[w + half];
+    }
+    sum = halves[0];
+#pragma unroll
+    for (int step = 16; step >= 1; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
+    if (place == 0 && chunk < chunks) partials[chunk] = sum;
 }
 
-// Each row's largest logit, the `wanted`-th largest group top, which bounds the candidates from
-// below (-inf where there are no more groups than that), and the sums of its chunks.
-// Grid: (1 + chunks / 4, rows); the first block of a row finds the bounds.
-extern "C" __global__ void __launch_bounds__(PICK_THREADS) row_bounds_and_sums(
+// Each row's largest logit, a bound that at least `wanted` group tops reach (-inf where there are no
+// more groups than that), and the sums of its chunks. Grid: (1 + chunks / 4, rows); the first block of
+// a row finds the bounds.
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS) row_bounds_and_sums(
     const Row* rows, i64 size, const float* tops, i64 groups, i64 wanted, float* best,
     float* bounds, double* partials, i64 chunks, i64 stride) {
     const i64 r = blockIdx.y;
-    const float* own = tops + r * groups;
-    const float top = value_of(least_rank(own, groups));
+    Tops own{tops + r * groups, groups};
+    own.load();
+    const u32 least = least_rank(own);
+    const float top = value_of(least);
     if (blockIdx.x > 0) {
-        const i64 first = static_cast<i64>(blockIdx.x - 1) * (PICK_THREADS / CHUNK);
+        constexpr int CHUNKS = SCAN_THREADS / SUM_THREADS;
+        const i64 first = static_cast<i64>(blockIdx.x - 1) * CHUNKS;
         sum_chunks(rows[r], size, first, chunks, top, partials + r * stride);
         return;
     }
-    const float bound =
-        groups <= wanted ? NEGATIVE_INFINITY : value_of(bounding_rank(own, groups, wanted));
+    const float bound = groups <= wanted
+        ? NEGATIVE_INFINITY
+        : value_of(bounding_rank(own, least, static_cast<u32>(wanted)));
     if (threadIdx.x == 0) {
         best[r] = top;
         bounds[r] = bound;

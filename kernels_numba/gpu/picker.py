@@ -21,6 +21,8 @@ from kernels_numba.picks import Adjustment, Draw, Picked
 CHUNK = 256
 GROUP = 64
 THREADS = 1024
+SCAN_THREADS, SUM_THREADS = 512, 128
+"""Of a block that finds bounds and sums, and of those for each chunk of its row."""
 MOST_KEYS = 8192
 KEY_BYTES = MOST_KEYS * 12
 """Shared memory for the keys that are sorted, and for the groups that they come from."""
@@ -243,7 +245,8 @@ class CudaPicker:
         # None starts early: what ranks gather behind them is read when all of it is there.
         launch(PICK, "group_tops", (self._chunks, count), CHUNK, (at, size, tops, groups))
         launch(
-            PICK, "row_bounds_and_sums", (1 + -(-self._chunks * CHUNK // THREADS), count), THREADS,
+            PICK, "row_bounds_and_sums",
+            (1 + -(-self._chunks * SUM_THREADS // SCAN_THREADS), count), SCAN_THREADS,
             (at, size, tops, groups, self._wanted, best, bounds, partials, self._chunks,
              self._leaves),
         )  # fmt: skip

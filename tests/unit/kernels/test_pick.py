@@ -76,6 +76,21 @@ def test_a_whole_vocabulary(backend, levels) -> None:
     check(backend, logits.astype(np.float32), 128, 0.7)
 
 
+@pytest.mark.parametrize("k", [3, 128])
+@pytest.mark.parametrize("kind", ["neighbours", "powers", "below zero", "few left"])
+def test_bounds_lie_where_they_may_in_a_ranks_bits(backend, kind, k) -> None:
+    rng, size = np.random.default_rng(k), 20_000
+    if kind == "neighbours":
+        logits = 1 + rng.integers(0, 400, size) * 2.0**-23
+    elif kind == "powers":
+        logits = rng.choice([-1.0, 1.0], size) * 2.0 ** rng.uniform(-126, 120, size)
+    elif kind == "below zero":
+        logits = rng.normal(-40, 4, size)
+    else:
+        logits = np.where(rng.random(size) < 0.001, rng.normal(0, 4, size), -np.inf)
+    check(backend, logits.astype(np.float32), k, 1.0)
+
+
 def test_zeros_of_both_signs_tie_and_the_lower_id_wins(backend) -> None:
     picked = run(backend, np.array([-1.0, -0.0, 0.0, -0.0], np.float32), 4)
     assert picked.held[0] == 4
