@@ -7,6 +7,14 @@ constexpr int GROUP = 64;
 constexpr int PICK_THREADS = 1024;
 constexpr int SUM_THREADS = 128;
 constexpr int MOST_KEYS = 8192;
+constexpr int MOST_CHUNKS = 8192;
+// With half of the registers a block finds room beside those of the kernel in front of it; only Hopper's
+// processors have room for as many threads.
+#if __CUDA_ARCH__ == 900
+constexpr int FINISH_BLOCKS = 2;
+#else
+constexpr int FINISH_BLOCKS = 1;
+#endif
 
 struct Row {
     const float* logits;
@@ -183,18 +191,54 @@ __device__ u64 next_key(const float* logits, i64 size, float bound, u64 last, bo
     return least;
 }
 
-// The sum of a row's chunk sums, by halving; one warp, `sums` is room for `stride` of them.
-__device__ __forceinline__ double fold_sums(
-    const double* partials, i64 chunks, i64 stride, double* sums) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll 8
-    for (i64 c = lane; c < stride; c += 32) sums[c] = c < chunks ? partials[c] : 0.0;
-    __syncwarp();
-    for (i64 half = stride / 2; half >= 1; half /= 2) {
-        for (i64 i = lane; i < half; i += 32) sums[i] += sums[i + half];
-        __syncwarp();
+template <int N>
+__device__ __forceinline__ double halved(double (&values)[N]) {
+#pragma unroll
+    for (int half = N / 2; half >= 1; half /= 2) {
+#pragma unroll
+        for (int j = 0; j < half; ++j) values[j] += values[j + half];
     }
-    return sums[0];
+    return values[0];
+}
+
+// What a thread of PICK_THREADS adds up of a row's chunk sums, by halving: the first steps, in which
+// sums beyond the last are zero. `chunks` are at most MOST_CHUNKS.
+__device__ __forceinline__ double fold_own(const double* partials, i64 chunks) {
+    constexpr int EACH = MOST_CHUNKS / PICK_THREADS;
+    double own[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; ++j) {
+        const i64 c = threadIdx.x + j * PICK_THREADS;
+        own[j] = c < chunks ? partials[c] : 0.0;
+    }
+    return halved(own);
+}
+
+// The rest of it: a warp folds what the threads have left in `sums`; in its first lane.
+__device__ __forceinline__ double fold_rest(const double* sums) {
+    constexpr int ROWS = PICK_THREADS / 32;
+    const double* from = sums + threadIdx.x % 32;
+    double own[ROWS / 4];
+#pragma unroll
+    for (int j = 0; j < ROWS / 4; ++j) {
+        own[j] = (from[32 * j] + from[32 * (j + ROWS / 2)]) +
+            (from[32 * (j + ROWS / 4)] + from[32 * (j + ROWS * 3 / 4)]);
+    }
+    double sum = halved(own);
+#pragma unroll
+    for (int step = 16; step >= 1; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
+    return sum;
+}
+
+// Tops that a thread of PICK_THREADS has on their way at once.
+constexpr int TOPS = 3;
+
+__device__ __forceinline__ void load_tops(const float* tops, i64 count, float (&held)[TOPS]) {
+#pragma unroll
+    for (int n = 0; n < TOPS; ++n) {
+        const i64 g = n * PICK_THREADS + threadIdx.x;
+        held[n] = g < count ? tops[g] : NEGATIVE_INFINITY;
+    }
 }
 
 // Keys of ids at or above the row's bound, as many as there is room for; `found` counts all.
@@ -204,53 +248,75 @@ struct Keys {
     int* reached;
     int* found;
 
-    // Lists groups that reach the bound; the block's warps but the first, `warp` counts them.
-    __device__ __forceinline__ void list(const float* tops, i64 count, float bound, int warp) const {
-        constexpr int STEP = PICK_THREADS - 32;
-        const int lane = threadIdx.x % 32;
-        for (i64 first = 32 * warp; first < count; first += STEP) {
-            const bool reaches = first + lane < count && !(tops[first + lane] < bound);
-            const int at = place(reached, reaches);
-            if (reaches && at < MOST_KEYS) groups[at] = static_cast<u32>(first + lane);
+    // Lists groups that reach the bound; `held` are a thread's first tops, -inf beyond the last. All
+    // threads.
+    __device__ __forceinline__ void list(
+        const float* tops, i64 count, float (&held)[TOPS], float bound) const {
+#pragma unroll 1
+        for (i64 first = 0; first < count; first += TOPS * PICK_THREADS) {
+            if (first > 0) load_tops(tops + first, count - first, held);
+            bool reaches[TOPS];
+            int at[TOPS];
+#pragma unroll
+            for (int n = 0; n < TOPS; ++n) {
+                const i64 g = first + n * PICK_THREADS + threadIdx.x;
+                reaches[n] = g < count && !(held[n] < bound);
+            }
+            place(reached, reaches, at);
+#pragma unroll
+            for (int n = 0; n < TOPS; ++n) {
+                if (reaches[n] && at[n] < MOST_KEYS) {
+                    groups[at[n]] = static_cast<u32>(first + n * PICK_THREADS + threadIdx.x);
+                }
+            }
         }
     }
 
-    // A place of its own for each lane that `wants` one.
-    __device__ __forceinline__ int place(int* counter, bool wants) const {
+    // A place of its own for each of what the warp's lanes want.
+    template <int N>
+    __device__ __forceinline__ void place(
+        int* counter, const bool (&wants)[N], int (&at)[N]) const {
         const int lane = threadIdx.x % 32;
-        const u32 all = __ballot_sync(0xffffffffu, wants);
-        if (all == 0) return 0;
+        int all = 0;
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+            const u32 wanting = __ballot_sync(0xffffffffu, wants[n]);
+            at[n] = all + __popc(wanting & ((1u << lane) - 1u));
+            all += __popc(wanting);
+        }
+        if (all == 0) return;
         int first = 0;
-        if (lane == 0) first = atomicAdd(counter, __popc(all));
-        return __shfl_sync(0xffffffffu, first, 0) + __popc(all & ((1u << lane) - 1u));
+        if (lane == 0) first = atomicAdd(counter, all);
+        first = __shfl_sync(0xffffffffu, first, 0);
+#pragma unroll
+        for (int n = 0; n < N; ++n) at[n] += first;
     }
 
-    // A warp takes some listed groups at once, so that their loads do not wait for one another.
+    // All warps but the first. A warp takes some listed groups at once, as above.
     __device__ __forceinline__ void gather(const float* logits, i64 size, float bound) const {
-        constexpr int AT_ONCE = 4, WARPS = PICK_THREADS / 32;
+        constexpr int GROUPS = 4, AT_ONCE = 2 * GROUPS, WARPS = PICK_THREADS / 32 - 1;
         const int lane = threadIdx.x % 32, listed = *reached;
-        for (int first = threadIdx.x / 32; first < listed; first += AT_ONCE * WARPS) {
-            float values[AT_ONCE][2];
+#pragma unroll 1
+        for (int first = threadIdx.x / 32 - 1; first < listed; first += GROUPS * WARPS) {
+            float values[AT_ONCE];
+            bool taken[AT_ONCE];
+            int at[AT_ONCE];
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
-                const int at = first + n * WARPS;
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const i64 i = at < listed ? groups[at] * i64{GROUP} + 32 * half + lane : size;
-                    values[n][half] = i < size ? logits[i] : NEGATIVE_INFINITY;
-                }
+                const int from = first + n / 2 * WARPS;
+                const u32 id = from < listed ? groups[from] * GROUP + n % 2 * 32 + lane : ~0u;
+                values[n] = id < size ? logits[id] : NEGATIVE_INFINITY;
             }
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
+                taken[n] = !(values[n] < bound) && values[n] != NEGATIVE_INFINITY;
+            }
+            place(found, taken, at);
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const float value = values[n][half];
-                    const bool taken = !(value < bound) && value != NEGATIVE_INFINITY;
-                    const int at = place(found, taken);
-                    if (!taken || at >= MOST_KEYS) continue;
-                    const u64 id = groups[first + n * WARPS] * u64{GROUP} + 32 * half + lane;
-                    keys[at] = static_cast<u64>(rank_of(value)) << 32 | id;
-                }
+            for (int n = 0; n < AT_ONCE; ++n) {
+                if (!taken[n] || at[n] >= MOST_KEYS) continue;
+                const u32 id = groups[first + n / 2 * WARPS] * GROUP + n % 2 * 32 + lane;
+                keys[at[n]] = static_cast<u64>(rank_of(values[n])) << 32 | id;
             }
         }
     }
@@ -272,17 +338,18 @@ struct Candidates {
 };
 
 // Writes the `wanted` smallest of at most PICK_THREADS keys: a key's place is how many are smaller.
+// `places` are zero.
 __device__ __forceinline__ void put_by_count(
-    const u64* keys, int all, i64 wanted, const Candidates& out) {
-    __shared__ int places[PICK_THREADS];
-    const int padded = (all + 31) / 32 * 32, parts = PICK_THREADS / max(padded, 32);
-    const int part = threadIdx.x / max(padded, 32), i = threadIdx.x % max(padded, 32);
-    places[threadIdx.x] = 0;
-    __syncthreads();
-    if (part < parts && i < all) {
+    const u64* keys, int all, i64 wanted, int* places, const Candidates& out) {
+    // A power of two threads, one a key, for each part of what keys are compared with.
+    const int bits = all <= 32 ? 5 : 32 - __clz(all - 1), parts = PICK_THREADS >> bits;
+    const int part = static_cast<int>(threadIdx.x) >> bits;
+    const int i = static_cast<int>(threadIdx.x) & ((1 << bits) - 1);
+    if (i < all) {
         const int each = (all + parts - 1) / parts;
         const u64 own = keys[i];
         int before = 0;
+#pragma unroll 4
         for (int j = part * each; j < min((part + 1) * each, all); ++j) before += keys[j] < own;
         atomicAdd(&places[i], before);
     }
@@ -293,42 +360,44 @@ __device__ __forceinline__ void put_by_count(
 }
 
 // Folds each row's chunk sums and writes its candidates. One block a row; shared memory for MOST_KEYS
-// keys and groups and for the sums. A row with more ids at its bound than that is read once per
-// candidate.
-extern "C" __global__ void __launch_bounds__(PICK_THREADS) finish_rows(
+// keys and groups. A row with more ids at its bound than that is read once per candidate.
+extern "C" __global__ void __launch_bounds__(PICK_THREADS, FINISH_BLOCKS) finish_rows(
     const Row* rows, i64 size, const float* tops, i64 groups, const float* best,
     const float* bounds, const double* partials, i64 chunks, i64 stride, i64 wanted, int* ids,
     float* values, int* held, double* lse) {
     extern __shared__ __align__(16) u64 keys[];
     __shared__ u64 warps[PICK_THREADS / 32];
+    __shared__ double sums[PICK_THREADS];
+    __shared__ int places[PICK_THREADS];
     __shared__ int reached, found;
-    u32* listed = reinterpret_cast<u32*>(keys + MOST_KEYS);
-    double* sums = reinterpret_cast<double*>(listed + MOST_KEYS);
+    const i64 r = blockIdx.x;
+    places[threadIdx.x] = 0;
     if (threadIdx.x == 0) reached = found = 0;
     __syncthreads();
-    const i64 r = blockIdx.x;
     const Row row = rows[r];
-    const float bound = bounds[r];
-    const Keys taken{keys, listed, &reached, &found};
+    const float top = best[r], bound = bounds[r];
+    float held_tops[TOPS];
+    load_tops(tops + r * groups, groups, held_tops);
+    sums[threadIdx.x] = fold_own(partials + r * stride, chunks);
+    const Keys taken{keys, reinterpret_cast<u32*>(keys + MOST_KEYS), &reached, &found};
+    taken.list(tops + r * groups, groups, held_tops, bound);
+    __syncthreads();
     if (threadIdx.x >= 32) {
-        taken.list(tops + r * groups, groups, bound, threadIdx.x / 32 - 1);
+        if (reached <= MOST_KEYS) taken.gather(row.logits, size, bound);
     } else {
-        const double sum = fold_sums(partials + r * stride, chunks, stride, sums);
-        const double none = static_cast<double>(NEGATIVE_INFINITY);
+        const double sum = fold_rest(sums), none = static_cast<double>(NEGATIVE_INFINITY);
         if (threadIdx.x == 0) {
-            lse[r] = best[r] == NEGATIVE_INFINITY
-                ? none : scaled(best[r], row.temperature) + log(sum);
+            lse[r] =
+                top == NEGATIVE_INFINITY ? none : scaled(top, row.temperature) + log(sum);
         }
     }
-    __syncthreads();
-    if (reached <= MOST_KEYS) taken.gather(row.logits, size, bound);
     __syncthreads();
     // Every group that reaches the bound has an id that does.
     const int all = reached <= MOST_KEYS ? found : reached;
     const i64 count = min(static_cast<i64>(all), wanted);
     const Candidates out{row.logits, ids + r * wanted, values + r * wanted};
     if (all <= PICK_THREADS) {
-        put_by_count(keys, all, wanted, out);
+        put_by_count(keys, all, wanted, places, out);
     } else if (all <= MOST_KEYS) {
         int padded = 2;
         while (padded < all) padded *= 2;

@@ -23,7 +23,7 @@ GROUP = 64
 THREADS = 1024
 SCAN_THREADS, SUM_THREADS = 512, 128
 """Of a block that finds bounds and sums, and of those for each chunk of its row."""
-MOST_KEYS = 8192
+MOST_KEYS = MOST_CHUNKS = 8192
 KEY_BYTES = MOST_KEYS * 12
 """Shared memory for the keys that are sorted, and for the groups that they come from."""
 DRAW_THREADS = 256
@@ -97,8 +97,8 @@ class CudaPicker:
         self._size, self._wanted = vocab, wanted
         self._groups, self._chunks = -(-vocab // GROUP), -(-vocab // CHUNK)
         self._leaves = 1 << (self._chunks - 1).bit_length()
-        if self._leaves > MOST_KEYS:
-            raise ValueError(f"{vocab} ids: at most {MOST_KEYS * CHUNK}")
+        if self._leaves > MOST_CHUNKS:
+            raise ValueError(f"{vocab} ids: at most {MOST_CHUNKS * CHUNK}")
         with on_stream(stream):
             self._adjusted = CudaTensor(rows, vocab, wide=True)
             # Of each row what `pick.cu` wants, what `draw.cuh` wants, what changes its logits.
@@ -254,7 +254,7 @@ class CudaPicker:
             PICK, "finish_rows", (count,), THREADS,
             (at, size, tops, groups, best, bounds, partials, self._chunks, self._leaves,
              self._wanted, ids, values, held, lse),
-            KEY_BYTES + 8 * self._leaves,
+            KEY_BYTES,
         )  # fmt: skip
         if self._merge is not None:
             self._merge.run(count)
