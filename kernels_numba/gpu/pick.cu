@@ -70,6 +70,7 @@ extern "C" __global__ void keep_entries(
 extern "C" __global__ void __launch_bounds__(CHUNK) group_tops(
     const Row* rows, i64 size, float* tops, i64 groups) {
     __shared__ float warps[CHUNK / 32];
+    let_next_start();
     const i64 i = static_cast<i64>(blockIdx.x) * CHUNK + threadIdx.x;
     float top = i < size ? rows[blockIdx.y].logits[i] : NEGATIVE_INFINITY;
     for (int step = 16; step >= 1; step /= 2) {
@@ -88,10 +89,10 @@ __device__ __forceinline__ double scaled(float logit, double temperature) {
     return static_cast<double>(__fdiv_rn(logit, static_cast<float>(temperature)));
 }
 
-// partials[c] = sum of exp(logit / T - largest) over chunk c, by halving: SUM_THREADS threads a chunk,
-// each of which takes the first step alone; the last ones a warp takes without a barrier.
+// partials[c] = sum of exp(logit / T - largest) over chunk c < last, by halving: SUM_THREADS threads a
+// chunk, each of which takes the first step alone; the last ones a warp takes without a barrier.
 __device__ __forceinline__ void sum_chunks(
-    const Row& row, i64 size, i64 first, i64 chunks, float top, double* partials) {
+    const Row& row, i64 size, i64 first, i64 last, float top, double* partials) {
     constexpr int EACH = CHUNK / SUM_THREADS, WARPS = SUM_THREADS / 32;
     __shared__ double sums[SCAN_THREADS / SUM_THREADS][WARPS][32];
     const int own = threadIdx.x / SUM_THREADS, place = threadIdx.x % SUM_THREADS;
@@ -124,7 +125,7 @@ __device__ __forceinline__ void sum_chunks(
     sum = halves[0];
 #pragma unroll
     for (int step = 16; step >= 1; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
-    if (place == 0 && chunk < chunks) partials[chunk] = sum;
+    if (place == 0 && chunk < last) partials[chunk] = sum;
 }
 
 // Each row's largest logit, a bound that at least `wanted` group tops reach (-inf where there are no
@@ -133,23 +134,29 @@ __device__ __forceinline__ void sum_chunks(
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS) row_bounds_and_sums(
     const Row* rows, i64 size, const float* tops, i64 groups, i64 wanted, float* best,
     float* bounds, double* partials, i64 chunks, i64 stride) {
-    const i64 r = blockIdx.y;
-    Tops own{tops + r * groups, groups};
-    own.load();
-    const u32 least = least_rank(own);
-    const float top = value_of(least);
-    if (blockIdx.x > 0) {
-        constexpr int CHUNKS = SCAN_THREADS / SUM_THREADS;
-        const i64 first = static_cast<i64>(blockIdx.x - 1) * CHUNKS;
-        sum_chunks(rows[r], size, first, chunks, top, partials + r * stride);
-        return;
-    }
-    const float bound = groups <= wanted
-        ? NEGATIVE_INFINITY
-        : value_of(bounding_rank(own, least, static_cast<u32>(wanted)));
-    if (threadIdx.x == 0) {
-        best[r] = top;
-        bounds[r] = bound;
+    constexpr int CHUNKS = SCAN_THREADS / SUM_THREADS;
+    const i64 r = blockIdx.y, first = static_cast<i64>(blockIdx.x - 1) * CHUNKS;
+    let_next_start();
+    // Rows and logits stood there before group_tops began.
+    const Row row = rows[r];
+#pragma unroll 1
+    for (int pass = first_pass(gridDim.y); pass < 2; ++pass) {
+        const bool counts = counts_now(pass);
+        Tops own{tops + r * groups, groups};
+        own.load();
+        const u32 least = least_rank(own);
+        const float top = value_of(least);
+        if (blockIdx.x > 0) {
+            sum_chunks(row, size, first, counts ? chunks : 0, top, partials + r * stride);
+            continue;
+        }
+        const float bound = groups <= wanted
+            ? NEGATIVE_INFINITY
+            : value_of(bounding_rank(own, least, static_cast<u32>(wanted)));
+        if (threadIdx.x == 0 && counts) {
+            best[r] = top;
+            bounds[r] = bound;
+        }
     }
 }
 
@@ -209,7 +216,7 @@ __device__ __forceinline__ double fold_own(const double* partials, i64 chunks) {
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {
         const i64 c = threadIdx.x + j * PICK_THREADS;
-        own[j] = c < chunks ? partials[c] : 0.0;
+        own[j] = c < chunks ? __ldcg(partials + c) : 0.0;
     }
     return halved(own);
 }
@@ -237,12 +244,13 @@ __device__ __forceinline__ void load_tops(const float* tops, i64 count, float (&
 #pragma unroll
     for (int n = 0; n < TOPS; ++n) {
         const i64 g = n * PICK_THREADS + threadIdx.x;
-        held[n] = g < count ? tops[g] : NEGATIVE_INFINITY;
+        held[n] = g < count ? __ldcg(tops + g) : NEGATIVE_INFINITY;
     }
 }
 
 // Keys of ids at or above the row's bound, as many as there is room for; `found` counts all.
 struct Keys {
+    static constexpr int GROUPS = 4;
     u64* keys;
     u32* groups;
     int* reached;
@@ -292,10 +300,11 @@ struct Keys {
         for (int n = 0; n < N; ++n) at[n] += first;
     }
 
-    // All warps but the first. A warp takes some listed groups at once, as above.
-    __device__ __forceinline__ void gather(const float* logits, i64 size, float bound) const {
-        constexpr int GROUPS = 4, AT_ONCE = 2 * GROUPS, WARPS = PICK_THREADS / 32 - 1;
-        const int lane = threadIdx.x % 32, listed = *reached;
+    // Of the first `listed` groups. All warps but the first; one takes some groups at once, as above.
+    __device__ __forceinline__ void gather(
+        const float* logits, i64 size, float bound, int listed) const {
+        constexpr int AT_ONCE = 2 * GROUPS, WARPS = PICK_THREADS / 32 - 1;
+        const int lane = threadIdx.x % 32;
 #pragma unroll 1
         for (int first = threadIdx.x / 32 - 1; first < listed; first += GROUPS * WARPS) {
             float values[AT_ONCE];
@@ -327,6 +336,7 @@ struct Candidates {
     const float* logits;
     int* ids;
     float* values;
+    bool counts;
 
     __device__ __forceinline__ void put(i64 place, u64 key) const {
         const int id = static_cast<int>(key & 0xffffffffu);
@@ -354,8 +364,35 @@ __device__ __forceinline__ void put_by_count(
         atomicAdd(&places[i], before);
     }
     __syncthreads();
-    if (static_cast<int>(threadIdx.x) < all && places[threadIdx.x] < wanted) {
+    if (static_cast<int>(threadIdx.x) < all && places[threadIdx.x] < wanted && out.counts) {
         out.put(places[threadIdx.x], keys[threadIdx.x]);
+    }
+}
+
+// Shared memory of finish_rows beside MOST_KEYS keys and groups.
+struct Finish {
+    double sums[PICK_THREADS];
+    u64 warps[PICK_THREADS / 32];
+    int places[PICK_THREADS];
+    int reached, found;
+};
+
+// Writes the candidates of a row of `all` keys, or of more ids than there is room for.
+__device__ __forceinline__ void put_many(
+    u64* keys, int all, i64 size, float bound, i64 wanted, u64* warps, const Candidates& out) {
+    const i64 count = min(static_cast<i64>(all), wanted);
+    if (all <= MOST_KEYS) {
+        int padded = 2;
+        while (padded < all) padded *= 2;
+        for (int i = all + threadIdx.x; i < padded; i += PICK_THREADS) keys[i] = ~0ull;
+        sort_keys(keys, padded);
+        for (i64 j = threadIdx.x; j < count; j += PICK_THREADS) out.put(j, keys[j]);
+    } else {
+        u64 last = 0;
+        for (i64 j = 0; j < count; ++j) {
+            last = next_key(out.logits, size, bound, last, j > 0, warps);
+            if (threadIdx.x == 0) out.put(j, last);
+        }
     }
 }
 
@@ -365,55 +402,53 @@ extern "C" __global__ void __launch_bounds__(PICK_THREADS, FINISH_BLOCKS) finish
     const Row* rows, i64 size, const float* tops, i64 groups, const float* best,
     const float* bounds, const double* partials, i64 chunks, i64 stride, i64 wanted, int* ids,
     float* values, int* held, double* lse) {
+    // What a first pass finds at a bound of a step before is more than it needs to have run.
+    constexpr int FIRST_GROUPS = Keys::GROUPS * (PICK_THREADS / 32 - 1), FIRST_KEYS = 32;
     extern __shared__ __align__(16) u64 keys[];
-    __shared__ u64 warps[PICK_THREADS / 32];
-    __shared__ double sums[PICK_THREADS];
-    __shared__ int places[PICK_THREADS];
-    __shared__ int reached, found;
+    __shared__ Finish own;
     const i64 r = blockIdx.x;
-    places[threadIdx.x] = 0;
-    if (threadIdx.x == 0) reached = found = 0;
-    __syncthreads();
+    let_next_start();
+    // Rows and logits stood there before group_tops began.
     const Row row = rows[r];
-    const float top = best[r], bound = bounds[r];
-    float held_tops[TOPS];
-    load_tops(tops + r * groups, groups, held_tops);
-    sums[threadIdx.x] = fold_own(partials + r * stride, chunks);
-    const Keys taken{keys, reinterpret_cast<u32*>(keys + MOST_KEYS), &reached, &found};
-    taken.list(tops + r * groups, groups, held_tops, bound);
-    __syncthreads();
-    if (threadIdx.x >= 32) {
-        if (reached <= MOST_KEYS) taken.gather(row.logits, size, bound);
-    } else {
-        const double sum = fold_rest(sums), none = static_cast<double>(NEGATIVE_INFINITY);
-        if (threadIdx.x == 0) {
-            lse[r] =
+    const Keys taken{keys, reinterpret_cast<u32*>(keys + MOST_KEYS), &own.reached, &own.found};
+#pragma unroll 1
+    for (int pass = first_pass(gridDim.x); pass < 2; ++pass) {
+        __syncthreads();
+        own.places[threadIdx.x] = 0;
+        if (threadIdx.x == 0) own.reached = own.found = 0;
+        __syncthreads();
+        const bool counts = counts_now(pass);
+        const float top = __ldcg(best + r), bound = __ldcg(bounds + r);
+        float held_tops[TOPS];
+        load_tops(tops + r * groups, groups, held_tops);
+        own.sums[threadIdx.x] = fold_own(partials + r * stride, chunks);
+        taken.list(tops + r * groups, groups, held_tops, bound);
+        __syncthreads();
+        const int reached = own.reached, listed = counts ? reached : min(reached, FIRST_GROUPS);
+        if (threadIdx.x >= 32) {
+            if (listed <= MOST_KEYS) taken.gather(row.logits, size, bound, listed);
+        } else {
+            const double sum = fold_rest(own.sums), none = static_cast<double>(NEGATIVE_INFINITY);
+            const double found =
                 top == NEGATIVE_INFINITY ? none : scaled(top, row.temperature) + log(sum);
+            if (threadIdx.x == 0 && counts) lse[r] = found;
         }
-    }
-    __syncthreads();
-    // Every group that reaches the bound has an id that does.
-    const int all = reached <= MOST_KEYS ? found : reached;
-    const i64 count = min(static_cast<i64>(all), wanted);
-    const Candidates out{row.logits, ids + r * wanted, values + r * wanted};
-    if (all <= PICK_THREADS) {
-        put_by_count(keys, all, wanted, places, out);
-    } else if (all <= MOST_KEYS) {
-        int padded = 2;
-        while (padded < all) padded *= 2;
-        for (int i = all + threadIdx.x; i < padded; i += PICK_THREADS) keys[i] = ~0ull;
-        sort_keys(keys, padded);
-        for (i64 j = threadIdx.x; j < count; j += PICK_THREADS) out.put(j, keys[j]);
-    } else {
-        u64 last = 0;
-        for (i64 j = 0; j < count; ++j) {
-            last = next_key(row.logits, size, bound, last, j > 0, warps);
-            if (threadIdx.x == 0) out.put(j, last);
+        __syncthreads();
+        // Every group that reaches the bound has an id that does.
+        const int every = reached <= MOST_KEYS ? own.found : reached;
+        const int all = counts ? every : min(own.found, FIRST_KEYS);
+        const Candidates out{row.logits, ids + r * wanted, values + r * wanted, counts};
+        if (all <= PICK_THREADS) {
+            put_by_count(keys, all, wanted, own.places, out);
+        } else {
+            put_many(keys, all, size, bound, wanted, own.warps, out);
         }
+        if (!counts) continue;
+        const i64 count = min(static_cast<i64>(all), wanted);
+        for (i64 j = count + threadIdx.x; j < wanted; j += PICK_THREADS) {
+            out.ids[j] = -1;
+            out.values[j] = NEGATIVE_INFINITY;
+        }
+        if (threadIdx.x == 0) held[r] = static_cast<int>(count);
     }
-    for (i64 j = count + threadIdx.x; j < wanted; j += PICK_THREADS) {
-        out.ids[j] = -1;
-        out.values[j] = NEGATIVE_INFINITY;
-    }
-    if (threadIdx.x == 0) held[r] = static_cast<int>(count);
 }

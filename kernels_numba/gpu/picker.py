@@ -242,19 +242,22 @@ class CudaPicker:
         best = int(self._bounds.data.ptr)
         bounds, partials = best + 4 * self._capacity, int(self._partials.data.ptr)
         ids, values, held, lse = map(self._pointer, ("ids", "values", "held", "lse"))
-        # None starts early: what ranks gather behind them is read when all of it is there.
+        # The first does not start early: those behind it read rows and logits before they wait, and
+        # what ranks gather behind them (the ids that masks leave) is there when it begins.
         launch(PICK, "group_tops", (self._chunks, count), CHUNK, (at, size, tops, groups))
         launch(
             PICK, "row_bounds_and_sums",
             (1 + -(-self._chunks * SUM_THREADS // SCAN_THREADS), count), SCAN_THREADS,
             (at, size, tops, groups, self._wanted, best, bounds, partials, self._chunks,
              self._leaves),
+            early=True,
         )  # fmt: skip
         launch(
             PICK, "finish_rows", (count,), THREADS,
             (at, size, tops, groups, best, bounds, partials, self._chunks, self._leaves,
              self._wanted, ids, values, held, lse),
             KEY_BYTES,
+            early=True,
         )  # fmt: skip
         if self._merge is not None:
             self._merge.run(count)
@@ -262,6 +265,7 @@ class CudaPicker:
             STEP, "draw_rows", (count,), DRAW_THREADS,
             (drawn_at, self._wanted, ids, values, held, lse, self._pointer("picks"), self._picks,
              self._began, self._pointer("times")),
+            early=True,
         )  # fmt: skip
 
     def _changes(self, logits: CudaTensor, rows: Sequence[Adjustment]) -> npt.NDArray[Any]:

@@ -30,7 +30,10 @@ extern "C" __global__ void __launch_bounds__(MOST_CANDIDATES) draw_rows(
     const double* lse, int* picked, int* picks, const u64* began, u64* times) {
     __shared__ DrawScratch scratch;
     const i64 r = blockIdx.x;
+    let_next_start();
+    // It stood there before the pick's first kernel began.
     const Draw draw = draws[r];
+    wait_for_previous();
     const int* own = ids + r * wanted;
     const int rank =
         draw.slot < 0 ? -1 : draw_rank(scratch, draw, values + r * wanted, held[r], lse[r]);
