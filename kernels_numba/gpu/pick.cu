@@ -7,6 +7,7 @@ constexpr int GROUP = 64;
 constexpr int PICK_THREADS = 1024;
 constexpr int SUM_THREADS = 128;
 constexpr int MOST_KEYS = 8192;
+// Groups have numbers of 16 bits.
 constexpr int MOST_CHUNKS = 8192;
 // With half of the registers a block finds room beside those of the kernel in front of it; only Hopper's
 // processors have room for as many threads.
@@ -252,7 +253,7 @@ __device__ __forceinline__ void load_tops(const float* tops, i64 count, float (&
 struct Keys {
     static constexpr int GROUPS = 4;
     u64* keys;
-    u32* groups;
+    u16* groups;
     int* reached;
     int* found;
 
@@ -274,7 +275,7 @@ struct Keys {
 #pragma unroll
             for (int n = 0; n < TOPS; ++n) {
                 if (reaches[n] && at[n] < MOST_KEYS) {
-                    groups[at[n]] = static_cast<u32>(first + n * PICK_THREADS + threadIdx.x);
+                    groups[at[n]] = static_cast<u16>(first + n * PICK_THREADS + threadIdx.x);
                 }
             }
         }
@@ -313,7 +314,7 @@ struct Keys {
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
                 const int from = first + n / 2 * WARPS;
-                const u32 id = from < listed ? groups[from] * GROUP + n % 2 * 32 + lane : ~0u;
+                const u32 id = from < listed ? u32{groups[from]} * GROUP + n % 2 * 32 + lane : ~0u;
                 values[n] = id < size ? logits[id] : NEGATIVE_INFINITY;
             }
 #pragma unroll
@@ -324,7 +325,7 @@ struct Keys {
 #pragma unroll
             for (int n = 0; n < AT_ONCE; ++n) {
                 if (!taken[n] || at[n] >= MOST_KEYS) continue;
-                const u32 id = groups[first + n / 2 * WARPS] * GROUP + n % 2 * 32 + lane;
+                const u32 id = u32{groups[first + n / 2 * WARPS]} * GROUP + n % 2 * 32 + lane;
                 keys[at[n]] = static_cast<u64>(rank_of(values[n])) << 32 | id;
             }
         }
@@ -410,7 +411,7 @@ extern "C" __global__ void __launch_bounds__(PICK_THREADS, FINISH_BLOCKS) finish
     let_next_start();
     // Rows and logits stood there before group_tops began.
     const Row row = rows[r];
-    const Keys taken{keys, reinterpret_cast<u32*>(keys + MOST_KEYS), &own.reached, &own.found};
+    const Keys taken{keys, reinterpret_cast<u16*>(keys + MOST_KEYS), &own.reached, &own.found};
 #pragma unroll 1
     for (int pass = first_pass(gridDim.x); pass < 2; ++pass) {
         __syncthreads();

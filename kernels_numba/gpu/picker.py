@@ -24,7 +24,7 @@ THREADS = 1024
 SCAN_THREADS, SUM_THREADS = 512, 128
 """Of a block that finds bounds and sums, and of those for each chunk of its row."""
 MOST_KEYS = MOST_CHUNKS = 8192
-KEY_BYTES = MOST_KEYS * 12
+KEY_BYTES = MOST_KEYS * 10
 """Shared memory for the keys that are sorted, and for the groups that they come from."""
 DRAW_THREADS = 256
 """The most candidates of a row: the draw has a thread for each."""

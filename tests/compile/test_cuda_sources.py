@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels_numba.gpu.source import FOLDER, STEP, Unit, all_units, source
+from kernels_numba.gpu.picker import KEY_BYTES
+from kernels_numba.gpu.source import FOLDER, PICK, STEP, Unit, all_units, source
 
 nvrtc = pytest.importorskip(
     "cuda.bindings.nvrtc", reason="cuda-bindings is not installed: pip install 'dgpp[dev]'"
@@ -96,6 +97,14 @@ def test_an_architecture_s_own_kernels_compile_and_keep_their_sums_in_registers(
     assert spilled
     assert max(spilled) <= MOST_SPILLED
     assert "wgmma" not in log
+
+
+def test_the_pick_finds_the_shared_memory_of_a_block_on_every_gpu() -> None:
+    """GB10, the least of them, has 99 KiB."""
+    _, log, _ = compiled(PICK, "--gpu-architecture=sm_121a", AS_CUPY, "--ptxas-options=-v")
+    used = re.search(r"Compiling entry function 'finish_rows'.*?(\d+) bytes smem", log, re.DOTALL)
+    assert used, log
+    assert int(used[1]) + KEY_BYTES <= 99 << 10
 
 
 def test_the_draw_fuses_and_flushes_nothing() -> None:
