@@ -157,6 +157,7 @@ class CudaBackend:
                 STEP, "begin_step", (-(-rows.count // THREADS),), THREADS,
                 (held.ctypes.data, rows.count, handle.tokens, handle.positions, handle.slots,
                  *self._fed),
+                early=True,
             )  # fmt: skip
 
     def record(

@@ -14,12 +14,18 @@ extern "C" __global__ void begin_step(
     const int* words, i64 count, int* tokens, int* positions, int* slots, const int* picks,
     u64* began) {
     const i64 r = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    // The host's memory is far away, and what lies there was written before the launch. Nothing behind
+    // this kernel may start early: it may read positions before it waits.
+    const bool there = r < count;
+    const int token = there ? words[r] : 0, position = there ? words[count + r] : 0;
+    const int slot = there ? words[2 * count + r] : 0;
+    wait_for_previous();
     if (r == 0) *began = device_time();
-    if (r >= count) return;
-    const int token = words[r], slot = words[2 * count + r];
-    positions[r] = words[count + r];
+    if (!there) return;
+    const int picked = token < 0 ? __ldcg(picks + slot) : token;
+    positions[r] = position;
     slots[r] = slot;
-    tokens[r] = token < 0 ? picks[slot] : token;
+    tokens[r] = picked;
 }
 
 // Each row's token from its candidates, -1 where they do not decide it; kept for its slot as well,
