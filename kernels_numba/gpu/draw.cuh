@@ -109,32 +109,33 @@ __device__ __forceinline__ double exact_sum(DrawScratch& s, int count) {
     }
     __syncthreads();
     if (threadIdx.x == 0) {
+        // The highest digits, from one that is not 0 down, and whether any lies below them. Nothing
+        // is written back, so that digits are loaded ahead of the carry.
         u64 carry = 0;
+        u32 high = 0, middle = 0, low = 0, one = 0, two = 0;
+        bool rest = false, below_two = false;
         int top = 0;
+#pragma unroll 4
         for (int i = 0; i < LIMBS; ++i) {
             carry += s.limbs[i];
-            s.limbs[i] = carry & 0xffffffffull;
+            const u32 limb = static_cast<u32>(carry);
             carry >>= 32;
-            if (s.limbs[i] != 0) top = i;
-        }
-        int highest = 31;
-        while ((s.limbs[top] >> highest & 1) == 0) --highest;
-        // The 64 bits from the highest down, and whether anything lies below them.
-        u64 head = 0;
-        bool rest = false;
-        const int first = 32 * top + highest;
-        for (int i = 0; i <= top; ++i) {
-            const int shift = 32 * i - (first - 63);
-            const u64 limb = s.limbs[i];
-            if (shift >= 0) {
-                head |= limb << shift;
-            } else if (shift > -32) {
-                head |= limb >> -shift;
-                rest |= (limb & ((1ull << -shift) - 1)) != 0;
-            } else {
-                rest |= limb != 0;
+            if (limb != 0) {
+                top = i;
+                high = limb;
+                middle = one;
+                low = two;
+                rest = below_two;
             }
+            below_two |= two != 0;
+            two = one;
+            one = limb;
         }
+        // The 64 bits from the highest down.
+        const int shift = __clz(static_cast<int>(high)), first = 32 * top + 31 - shift;
+        const u64 head = (static_cast<u64>(high) << 32 | middle) << shift |
+            static_cast<u64>(low) >> (32 - shift);
+        rest |= low << shift != 0;
         u64 mantissa = head >> 11;
         const u64 below = head & 0x7ff;
         if (below > 0x400 || (below == 0x400 && (rest || (mantissa & 1)))) ++mantissa;
@@ -157,12 +158,22 @@ __device__ __forceinline__ void shares(DrawScratch& s, int count) {
 // The first of `count` masses up to which their sum exceeds `threshold` (or meets it, `inclusive`);
 // -1 where it does not.
 __device__ __forceinline__ int crossing(DrawScratch& s, int count, double threshold, bool inclusive) {
+    constexpr int AHEAD = 4;
+    static_assert(MOST_CANDIDATES % AHEAD == 0, "what is loaded ahead lies in the scratch");
     if (threadIdx.x == 0) {
         double mass = 0.0;
         int at = -1;
-        for (int i = 0; i < count && at < 0; ++i) {
-            mass = add(mass, s.masses[i]);
-            if (mass > threshold || (inclusive && mass == threshold)) at = i;
+        // Masses are loaded ahead of what they are added to.
+        for (int first = 0; first < count && at < 0; first += AHEAD) {
+            double own[AHEAD];
+#pragma unroll
+            for (int n = 0; n < AHEAD; ++n) own[n] = s.masses[first + n];
+#pragma unroll
+            for (int n = 0; n < AHEAD; ++n) {
+                mass = add(mass, own[n]);
+                const bool reaches = mass > threshold || (inclusive && mass == threshold);
+                if (at < 0 && first + n < count && reaches) at = first + n;
+            }
         }
         s.answer = at;
     }
