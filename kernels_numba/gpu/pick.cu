@@ -4,6 +4,7 @@
 
 constexpr int CHUNK = 256;
 constexpr int GROUP = 64;
+constexpr int TOPS_THREADS = 256;
 constexpr int PICK_THREADS = 1024;
 constexpr int SUM_THREADS = 128;
 constexpr int MOST_KEYS = 8192;
@@ -67,23 +68,27 @@ extern "C" __global__ void keep_entries(
     bias[to] = __int_as_float(entry.w);
 }
 
-// tops[r][g] = the largest of 64 logits. Grid: (chunks, rows), CHUNK threads.
-extern "C" __global__ void __launch_bounds__(CHUNK) group_tops(
+// tops[r][g] = the largest of 64 logits, which half a warp reads in fours: rows are padded to whole
+// fours. Grid: (groups / 16, rows).
+extern "C" __global__ void __launch_bounds__(TOPS_THREADS) group_tops(
     const Row* rows, i64 size, float* tops, i64 groups) {
-    __shared__ float warps[CHUNK / 32];
+    constexpr int LANES = GROUP / 4;
     let_next_start();
-    const i64 i = static_cast<i64>(blockIdx.x) * CHUNK + threadIdx.x;
-    float top = i < size ? rows[blockIdx.y].logits[i] : NEGATIVE_INFINITY;
-    for (int step = 16; step >= 1; step /= 2) {
+    const i64 at = static_cast<i64>(blockIdx.x) * TOPS_THREADS + threadIdx.x, group = at / LANES;
+    const i64 left = size - 4 * at;
+    float top = NEGATIVE_INFINITY;
+    if (left > 0) {
+        const float4 own = reinterpret_cast<const float4*>(rows[blockIdx.y].logits)[at];
+        top = own.x;
+        if (left > 1) top = fmaxf(top, own.y);
+        if (left > 2) top = fmaxf(top, own.z);
+        if (left > 3) top = fmaxf(top, own.w);
+    }
+#pragma unroll
+    for (int step = LANES / 2; step >= 1; step /= 2) {
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
     }
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = top;
-    __syncthreads();
-    const i64 group = static_cast<i64>(blockIdx.x) * (CHUNK / GROUP) + threadIdx.x;
-    if (threadIdx.x < CHUNK / GROUP && group < groups) {
-        tops[blockIdx.y * groups + group] =
-            fmaxf(warps[2 * threadIdx.x], warps[2 * threadIdx.x + 1]);
-    }
+    if (at % LANES == 0 && group < groups) tops[blockIdx.y * groups + group] = top;
 }
 
 __device__ __forceinline__ double scaled(float logit, double temperature) {

@@ -20,7 +20,7 @@ from kernels_numba.picks import Adjustment, Draw, Picked
 
 CHUNK = 256
 GROUP = 64
-THREADS = 1024
+THREADS, TOPS_THREADS = 1024, 256
 SCAN_THREADS, SUM_THREADS = 512, 128
 """Of a block that finds bounds and sums, and of those for each chunk of its row."""
 MOST_KEYS = MOST_CHUNKS = 8192
@@ -244,7 +244,10 @@ class CudaPicker:
         ids, values, held, lse = map(self._pointer, ("ids", "values", "held", "lse"))
         # The first does not start early: those behind it read rows and logits before they wait, and
         # what ranks gather behind them (the ids that masks leave) is there when it begins.
-        launch(PICK, "group_tops", (self._chunks, count), CHUNK, (at, size, tops, groups))
+        launch(
+            PICK, "group_tops", (-(-groups * GROUP // (4 * TOPS_THREADS)), count), TOPS_THREADS,
+            (at, size, tops, groups),
+        )  # fmt: skip
         launch(
             PICK, "row_bounds_and_sums",
             (1 + -(-self._chunks * SUM_THREADS // SCAN_THREADS), count), SCAN_THREADS,
