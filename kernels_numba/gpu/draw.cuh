@@ -191,13 +191,15 @@ __device__ __forceinline__ int last_positive(const double* masses, int count) {
 }
 
 // The rank of the token among the `held` candidates, -1 where they do not decide it. `values` are
-// logits in canonical order, `lse` the log-sum-exp of all present ids at the row's temperature.
+// logits in canonical order (null: all are 0), `lse` the log-sum-exp of all present ids at the row's
+// temperature.
 __device__ __forceinline__ int draw_rank(
     DrawScratch& s, const Draw& draw, const float* values, int held, double lse) {
     if (held <= 0) return -1;
     if (draw.greedy) return 0;
     for (int i = threadIdx.x; i < held; i += blockDim.x) {
-        s.scaled[i] = widen(divide_float(values[i], narrow(draw.temperature)));
+        const float value = values == nullptr ? 0.0f : __ldcg(values + i);
+        s.scaled[i] = widen(divide_float(value, narrow(draw.temperature)));
     }
     __syncthreads();
     const double best = s.scaled[0];

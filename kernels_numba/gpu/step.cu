@@ -30,7 +30,8 @@ extern "C" __global__ void begin_step(
 
 // Each row's token from its candidates, -1 where they do not decide it; kept for its slot as well,
 // where an id that is at least valid takes the place of what was not decided. `times` gets when the
-// step began and ended. One block a row, MOST_CANDIDATES threads.
+// step began and ended. One block a row, MOST_CANDIDATES threads. What runs before the wait draws from
+// equal candidates: an exact sum has room for weights that candidates can have, not for any.
 extern "C" __global__ void __launch_bounds__(MOST_CANDIDATES) draw_rows(
     const Draw* draws, i64 wanted, const int* ids, const float* values, const int* held,
     const double* lse, int* picked, int* picks, const u64* began, u64* times) {
@@ -39,15 +40,21 @@ extern "C" __global__ void __launch_bounds__(MOST_CANDIDATES) draw_rows(
     let_next_start();
     // It stood there before the pick's first kernel began.
     const Draw draw = draws[r];
-    wait_for_previous();
     const int* own = ids + r * wanted;
-    const int rank =
-        draw.slot < 0 ? -1 : draw_rank(scratch, draw, values + r * wanted, held[r], lse[r]);
-    if (threadIdx.x != 0) return;
-    picked[r] = rank < 0 ? -1 : own[rank];
-    if (draw.slot >= 0) picks[draw.slot] = max(own[max(rank, 0)], 0);
-    if (r == 0) {
-        times[0] = *began;
-        times[1] = device_time();
+#pragma unroll 1
+    for (int pass = first_pass(gridDim.x); pass < 2; ++pass) {
+        __syncthreads();
+        const bool counts = counts_now(pass);
+        const float* from = counts ? values + r * wanted : nullptr;
+        const int count = counts ? __ldcg(held + r) : static_cast<int>(wanted);
+        const double sum = counts ? __ldcg(lse + r) : 0.0;
+        const int rank = draw.slot < 0 ? -1 : draw_rank(scratch, draw, from, count, sum);
+        if (threadIdx.x != 0 || !counts) continue;
+        picked[r] = rank < 0 ? -1 : own[rank];
+        if (draw.slot >= 0) picks[draw.slot] = max(own[max(rank, 0)], 0);
+        if (r == 0) {
+            times[0] = *began;
+            times[1] = device_time();
+        }
     }
 }
