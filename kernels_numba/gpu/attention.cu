@@ -308,75 +308,139 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_new(
     }
 }
 
-// The largest of all values up to this thread's, of HEAD_DIM threads.
-__device__ __forceinline__ float running_top(float value, float* warps) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int step = 1; step < 32; step *= 2) {
-        const float before = __shfl_up_sync(0xffffffffu, value, step);
-        if (lane >= step) value = fmaxf(value, before);
-    }
-    if (lane == 31) warps[warp] = value;
-    __syncthreads();
-    for (int w = 0; w < warp; ++w) value = fmaxf(value, warps[w]);
-    return value;
-}
+// Spans whose factors a warp finds at once; of their values, as many are on their way at once, in
+// groups of which those that are whole are followed by the rest.
+constexpr int ROUND = 128, AT_ONCE = 64, GROUP = 8, OF_LANE = ROUND / 32;
 
-// A thread's value in some consecutive spans. Loads begin together, and before others are used.
-constexpr int AT_ONCE = 8;
+// What a warp knows of its spans: all warps of a block find the same and wait for none.
+struct MergeRoom {
+    float2 factors[HEAD_DIM / 32][ROUND];
+    float sums[HEAD_DIM / 32][ROUND];
+};
 
-struct Taken {
-    float value[AT_ONCE];
+// The maxima and sums of `count` spans, OF_LANE a lane; where there are fewer, the last once more.
+struct Ends {
+    float top[OF_LANE], sum[OF_LANE];
 
-    __device__ __forceinline__ void load(const float* values, int at, int count) {
+    __device__ __forceinline__ void load(const float* ends, int count, int lane) {
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-            if (at + i < count) value[i] = __ldcg(values + (at + i) * PARTIAL);
+        for (int i = 0; i < OF_LANE; ++i) {
+            const float* from = ends + min(OF_LANE * lane + i, count - 1) * PARTIAL;
+            top[i] = __ldcg(from);
+            sum[i] = __ldcg(from + TILE_HEADS);
+        }
+    }
+
+    // Sums and factors, to the warp's room; `before` is the maximum of all spans in front of these,
+    // and then of these too.
+    __device__ __forceinline__ void scan(
+        float2* factors, float* sums, float& before, float factor, int lane) const {
+        float reached = top[0];
+#pragma unroll
+        for (int i = 1; i < OF_LANE; ++i) reached = fmaxf(reached, top[i]);
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const float other = __shfl_up_sync(0xffffffffu, reached, step);
+            if (lane >= step) reached = fmaxf(reached, other);
+        }
+        const float other = __shfl_up_sync(0xffffffffu, reached, 1);
+        float highest = lane == 0 ? before : fmaxf(before, other);
+        before = fmaxf(before, __shfl_sync(0xffffffffu, reached, 31));
+#pragma unroll
+        for (int i = 0; i < OF_LANE; ++i) {
+            const Merge merge(highest, top[i], factor);
+            highest = merge.top;
+            factors[OF_LANE * lane + i] = make_float2(merge.old_factor, merge.new_factor);
+            sums[OF_LANE * lane + i] = sum[i];
         }
     }
 };
 
-struct MergeRoom {
-    float tops[HEAD_DIM + 1], sums[HEAD_DIM], warps[HEAD_DIM / 32];
-    float2 factors[HEAD_DIM];
+// A head's merged value of a thread, and the sum of its weights.
+struct Merged {
+    float value, sum;
+
+    __device__ __forceinline__ void take(float other, float other_sum, float2 by) {
+        sum = __fmaf_rn(other_sum, by.y, __fmul_rn(sum, by.x));
+        value = __fmaf_rn(other, by.y, __fmul_rn(value, by.x));
+    }
+};
+
+// `count` spans whose factors and sums are known. Loads begin before others' values are used; where
+// it does not count, nothing is read, but all code runs.
+struct Taken {
+    float value[AT_ONCE], rest[GROUP];
+
+    __device__ __forceinline__ void load_group(const float* values, int group) {
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i) {
+            value[GROUP * group + i] = __ldcg(values + (GROUP * group + i) * PARTIAL);
+        }
+    }
+
+    __device__ __forceinline__ void load(const float* values, int count) {
+#pragma unroll
+        for (int g = 0; g < AT_ONCE / GROUP; ++g) {
+            if (GROUP * (g + 1) > count) break;
+            load_group(values, g);
+        }
+        const float* last = values + count / GROUP * GROUP * PARTIAL;
+#pragma unroll
+        for (int i = 0; i + 1 < GROUP; ++i) {
+            if (i < count % GROUP) rest[i] = __ldcg(last + i * PARTIAL);
+        }
+    }
+
+    __device__ __forceinline__ void merge(
+        Merged& into, const float* values, int count, const float2* factors, const float* sums,
+        bool counts) {
+#pragma unroll 1
+        for (int at = 0; at + GROUP <= count; at += AT_ONCE) {
+            const float* following = values + (at + AT_ONCE) * PARTIAL;
+#pragma unroll
+            for (int g = 0; g < AT_ONCE / GROUP; ++g) {
+                const int end = at + GROUP * (g + 1);
+                if (end > count) break;
+#pragma unroll
+                for (int i = GROUP * g; i < GROUP * (g + 1); ++i) {
+                    into.take(value[i], sums[at + i], factors[at + i]);
+                }
+                if (end + AT_ONCE <= count && counts) load_group(following, g);
+            }
+        }
+        const int whole = count / GROUP * GROUP;
+#pragma unroll
+        for (int i = 0; i + 1 < GROUP; ++i) {
+            if (whole + i >= count) break;
+            into.take(rest[i], sums[whole + i], factors[whole + i]);
+        }
+    }
 };
 
 // A head's merged value of this thread, of `held` spans; `ends` are their maxima, and TILE_HEADS
-// behind them their sums. Of HEAD_DIM spans at a time each thread finds one's factors.
+// behind them their sums.
 __device__ __forceinline__ float merge_head(
-    MergeRoom& room, const float* values, const float* ends, int held, float factor) {
-    float top = NEGATIVE_INFINITY, sum = 0.0f, value = 0.0f;
+    MergeRoom& room, const float* values, const float* ends, int held, float factor, bool counts) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float top = NEGATIVE_INFINITY;
+    Merged merged{0.0f, 0.0f};
 #pragma unroll 1
-    for (int first = 0; first < held; first += HEAD_DIM) {
-        const int count = min(HEAD_DIM, held - first);
-        Taken taken;
-        taken.load(values + static_cast<i64>(first) * PARTIAL, 0, count);
-        const i64 mine = static_cast<i64>(first + min(static_cast<int>(threadIdx.x), count - 1)) * PARTIAL;
-        const float own = __ldcg(ends + mine);
-        room.sums[threadIdx.x] = __ldcg(ends + mine + TILE_HEADS);
-        const float reached = fmaxf(top, running_top(own, room.warps));
-        room.tops[threadIdx.x + 1] = reached;
-        if (threadIdx.x == 0) room.tops[0] = top;
-        __syncthreads();
-        const Merge merge(room.tops[threadIdx.x], own, factor);
-        room.factors[threadIdx.x] = make_float2(merge.old_factor, merge.new_factor);
-        top = room.tops[count];
-        __syncthreads();
-#pragma unroll 1
-        for (int at = 0; at < count; at += AT_ONCE) {
-            Taken following;
-            following.load(values + static_cast<i64>(first) * PARTIAL, at + AT_ONCE, count);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i) {
-                if (at + i >= count) continue;
-                const float2 by = room.factors[at + i];
-                sum = __fmaf_rn(room.sums[at + i], by.y, __fmul_rn(sum, by.x));
-                value = __fmaf_rn(taken.value[i], by.y, __fmul_rn(value, by.x));
-            }
-            taken = following;
+    for (int first = 0; first < held; first += ROUND) {
+        const int count = min(ROUND, held - first);
+        const float* here = values + static_cast<i64>(first) * PARTIAL;
+        Ends own{};
+        Taken taken{};
+        if (counts) {
+            own.load(ends + static_cast<i64>(first) * PARTIAL, count, lane);
+            taken.load(here, count);
         }
-        __syncthreads();
+        // A lane may still read the spans in front.
+        __syncwarp();
+        own.scan(room.factors[warp], room.sums[warp], top, factor, lane);
+        __syncwarp();
+        taken.merge(merged, here, count, room.factors[warp], room.sums[warp], counts);
     }
-    return __fdiv_rn(value, sum);
+    return __fdiv_rn(merged.value, merged.sum);
 }
 
 // Merge a row's spans in order. One block of HEAD_DIM threads per (head, row).
@@ -385,9 +449,9 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(
     i64 dim, double scale, u16* out, i64 out_stride) {
     __shared__ MergeRoom room;
     let_next_start();
-    const i64 blocks = (group + TILE_HEADS - 1) / TILE_HEADS;
-    const i64 row = row0 + blockIdx.y, head = blockIdx.x, inner = head % group;
-    const i64 tile = head / group * blocks + inner / TILE_HEADS;
+    const int of_group = static_cast<int>(group), head = blockIdx.x, inner = head % of_group;
+    const int blocks = (of_group + TILE_HEADS - 1) / TILE_HEADS;
+    const i64 row = row0 + blockIdx.y, tile = head / of_group * blocks + inner / TILE_HEADS;
     const float factor = static_cast<float>(scale * 1.4426950408889634);
     const int held = told_early(positions + row) / SPAN + 1;
     const float* from = partials + (blockIdx.y * kv_heads * blocks + tile) * spans * PARTIAL;
@@ -396,7 +460,7 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(
 #pragma unroll 1
     for (int pass = gridDim.x * gridDim.y <= FEW_BLOCKS ? 0 : 1; pass < 2; ++pass) {
         const bool counts = counts_now(pass);
-        const float merged = merge_head(room, values, ends, counts ? held : 1, factor);
+        const float merged = merge_head(room, values, ends, held, factor, counts);
         if (static_cast<int>(threadIdx.x) < dim && counts) {
             out[row * out_stride + head * dim + threadIdx.x] =
                 static_cast<u16>(pack_bf16(merged, 0.0f));

@@ -151,6 +151,32 @@ def test_prompts_of_several_requests_share_a_step_with_decode(backend, dim) -> N
                     np.testing.assert_array_equal(rows[slot, t], row)
 
 
+@pytest.mark.parametrize(
+    "tokens",
+    [131 * 128 + 1, *(pytest.param(128 * n, marks=pytest.mark.long) for n in (64, 65, 71, 72))],
+)
+def test_a_row_far_back_has_the_same_bits_alone(backend, tokens) -> None:
+    """Whole and broken groups of spans, and more than are merged at once. Its blocks are few, each
+    many times."""
+    dim, blocks = 16, -(-tokens // BLOCK)
+    angles = np.outer(np.arange(tokens) % 977, [1.0, 0.1, 0.01, 0.001]).astype(np.float32)
+    rng = np.random.default_rng(tokens)
+    harness = Harness(backend, dim, angles)
+    harness.rows = rows = backend.rows(1, blocks)
+    rows.tables[0] = np.arange(blocks) % 20
+    request = Request(1, dim, angles.astype(np.float64), 5)
+    request.qkv = {
+        t: rng.standard_normal((HEADS + 2 * KV_HEADS) * dim).astype(np.float32)
+        for t in [*range(300), *range(tokens - 66, tokens)]
+    }
+    for first in range(0, 300, CAPACITY):
+        harness.feed([(0, request, t) for t in range(first, first + CAPACITY)])
+    together = harness.feed([(0, request, t) for t in range(tokens - 66, tokens)])
+    alone = harness.feed([(0, request, tokens - 1)])
+    np.testing.assert_array_equal(alone[0], together[-1])
+    assert np.abs(alone).max() > 0
+
+
 def test_blocks_must_divide_a_span(backend) -> None:
     if backend.name != "cpu":
         pytest.skip("spans of the CUDA backend may cross blocks")
