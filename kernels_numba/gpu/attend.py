@@ -72,9 +72,11 @@ class Attend:
         )  # fmt: skip
 
     @staticmethod
-    def takes_new(rows: Rows) -> bool:
-        """Whether `run_new` serves the step: few rows, each of a slot of its own."""
-        return rows.count <= FEW and bool(rows.handle.apart)
+    def takes_new(rows: Rows, attention: Attention) -> bool:
+        """Whether `run_new` serves the step: few rows, each of a slot of its own, and heads of
+        which a multiple of eight values turn."""
+        few = rows.count <= FEW and bool(rows.handle.apart)
+        return few and attention.angles.width % 8 == 0
 
     def run_new(
         self,

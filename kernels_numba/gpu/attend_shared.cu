@@ -64,7 +64,7 @@ __device__ __forceinline__ void attend_span(
 #pragma unroll
     for (int n = 0; n < SPAN / 8; ++n) {
         float* score = scores + 4 * n;
-        score_keys(score, queries, span.keys, 8 * n, first, last, lane);
+        score_keys<1>(score, queries, span.keys, 8 * n, first, last, lane);
         low = fmaxf(low, fmaxf(score[0], score[1]));
         high = fmaxf(high, fmaxf(score[2], score[3]));
     }

@@ -9,6 +9,7 @@
 
 constexpr int WARPS = 4;
 constexpr int THREADS = 32 * WARPS;
+constexpr int BLOCK_HEADS = WARPS * WARP_HEADS;
 
 // Blocks that find room at once. More come in turns, and the later ones do not wait: they would run
 // twice for nothing.
@@ -38,37 +39,49 @@ __device__ __forceinline__ Projected projected(
                      static_cast<int>(half)};
 }
 
-// Norm and turn q and k of each row; q goes to the queries, k and v to the paged cache. One warp per
-// head of [q | k | v]. Grid: (rows, heads / WARPS).
+__device__ __forceinline__ void store_four(u16* to, uint2 bits) {
+    *reinterpret_cast<uint2*>(to) = bits;
+}
+
+template <bool FOURS>
+__device__ __forceinline__ Head<FOURS> turned(
+    const Projected& from, const Turn& turn, i64 row, int index, int lane) {
+    Head<FOURS> head;
+    head.load(from, row, index, lane);
+    head.turn(from, index, turn, lane);
+    return head;
+}
+
+// Norm and turn q and k of each row; q goes to the queries, k and v to the paged cache. Grid: (rows,
+// heads of [q | k | v] / BLOCK_HEADS).
 extern "C" __global__ void __launch_bounds__(THREADS) rotary_cache_write(
     const void* qkv, i64 qkv_stride, i64 qkv_wide, const int* positions, const int* slots,
     const int* tables, i64 width, i64 heads, i64 kv_heads, i64 dim, const float* q_weight,
     const float* k_weight, double q_eps, double k_eps, const float* angles, i64 half, u16* queries,
     i64 queries_stride, u16* keys, u16* values, i64 block_tokens) {
-    __shared__ float rooms[WARPS][HEAD_DIM];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __shared__ __align__(16) Turn turn;
+    const int lane = threadIdx.x % HEAD_LANES, count = static_cast<int>(heads + 2 * kv_heads);
     let_next_start();
-    wait_for_previous();
-    const int index = blockIdx.y * WARPS + warp;
-    if (index >= heads + 2 * kv_heads) return;
     const i64 row = blockIdx.x;
-    const int position = positions[row];
+    const int position = told_early(positions + row);
     const Projected from = projected(qkv, qkv_stride, qkv_wide, heads, kv_heads, dim, q_weight,
                                      k_weight, q_eps, k_eps, angles, half);
-    Head own;
-    own.load(from, row, index, lane);
-    Turn turn;
-    turn.load(from, position, lane);
-    own.turn(from, index, turn, rooms[warp], lane);
+    turn.load<THREADS>(from, position);
+    wait_for_previous();
+    __syncthreads();
+    const int item = blockIdx.y * BLOCK_HEADS + threadIdx.x / HEAD_LANES;
+    const int index = min(item, count - 1);
+    const Head<false> own = turned<false>(from, turn, row, index, lane);
+    if (item >= count) return;
     if (from.is_query(index)) {
         u16* to = queries + row * queries_stride + index * dim;
-        own.store([&](int i, u16 bits) { if (i < dim) to[i] = bits; }, lane);
+        own.store([&](int i, uint2 bits) { if (i < dim) store_four(to + i, bits); }, lane);
         return;
     }
     const Pool pool{keys, values, tables + slots[row] * width, static_cast<u32>(block_tokens),
                     static_cast<u32>(kv_heads), static_cast<u32>((index - heads) % kv_heads)};
     u16* to = Cache{keys, values}.row(pool.row_of(static_cast<u32>(position)), from.is_value(index));
-    own.store([&](int i, u16 bits) { to[i] = bits; }, lane);
+    own.store([&](int i, uint2 bits) { store_four(to + i, bits); }, lane);
 }
 
 // What a block works on: one span of one row, for sixteen heads or fewer of one head of keys.
@@ -100,7 +113,7 @@ struct Room {
         u32 weights[SPAN / 16][4][32];
         u16 queries[TILE_HEADS][HEAD_DIM + 8];
     };
-    float heads[WARPS][HEAD_DIM];
+    Turn turn;
 };
 
 // The maxima of a lane's heads, and the sums of all warps' weights in order.
@@ -121,18 +134,22 @@ __device__ __forceinline__ void store_ends(
     to[TILE_HEADS + g + 8] = total_high;
 }
 
+// Units of values that a block's warps take at a time, two each, and how many times a warp takes its
+// own side by side.
+constexpr int BLOCK_UNITS = 2 * WARPS;
+constexpr int TOGETHER = UNITS % (2 * BLOCK_UNITS) == 0 ? 2 : 1;
+
 // The span's scores, weights and weighted values, to `to`.
 __device__ __forceinline__ void attend_span(
     const Queries& queries, const SpanMemory& span, Room& room, const Piece& piece, float factor,
     float* to, bool counts = true) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float scores[16], low = NEGATIVE_INFINITY, high = NEGATIVE_INFINITY;
+    score_keys<4>(scores, queries, span.keys, 32 * warp, piece.first, piece.last, lane);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-        float* score = scores + 4 * n;
-        score_keys(score, queries, span.keys, 32 * warp + 8 * n, piece.first, piece.last, lane);
-        low = fmaxf(low, fmaxf(score[0], score[1]));
-        high = fmaxf(high, fmaxf(score[2], score[3]));
+        low = fmaxf(low, fmaxf(scores[4 * n], scores[4 * n + 1]));
+        high = fmaxf(high, fmaxf(scores[4 * n + 2], scores[4 * n + 3]));
     }
     low = quad_max(low);
     high = quad_max(high);
@@ -156,23 +173,33 @@ __device__ __forceinline__ void attend_span(
         for (int c = 0; c < 4; ++c) room.weights[2 * warp + half][c][lane] = own[half][c];
     }
     __syncthreads();
-    for (int unit = 2 * warp; unit < UNITS; unit += 2 * WARPS) {
-        float out[2][4] = {};
+    const int heads = counts ? piece.heads : 0;
+    for (int unit = 2 * warp; unit < UNITS; unit += TOGETHER * BLOCK_UNITS) {
+        float out[TOGETHER][2][4] = {};
 #pragma unroll
         for (int j = 0; j < SPAN / 16; ++j) {
-            u32 b[4];
-            load_values(b, span.values, 16 * j, unit, lane);
-            const u32 a0 = room.weights[j][0][lane], a1 = room.weights[j][1][lane];
-            const u32 a2 = room.weights[j][2][lane], a3 = room.weights[j][3][lane];
-            mma(out[0], a0, a1, a2, a3, b[0], b[1]);
-            mma(out[1], a0, a1, a2, a3, b[2], b[3]);
+            u32 a[4], b[TOGETHER][4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) a[c] = room.weights[j][c][lane];
+#pragma unroll
+            for (int v = 0; v < TOGETHER; ++v) {
+                load_values(b[v], span.values, 16 * j, unit + BLOCK_UNITS * v, lane);
+            }
+#pragma unroll
+            for (int v = 0; v < TOGETHER; ++v) {
+                mma(out[v][0], a[0], a[1], a[2], a[3], b[v][0], b[v][1]);
+                mma(out[v][1], a[0], a[1], a[2], a[3], b[v][2], b[v][3]);
+            }
         }
 #pragma unroll
-        for (int u = 0; u < 2; ++u) {
-            float2* row = reinterpret_cast<float2*>(to + g * HEAD_DIM + 8 * (unit + u) + 2 * t);
-            if (g < piece.heads && counts) row[0] = make_float2(out[u][0], out[u][1]);
-            if (g + 8 < piece.heads && counts) {
-                row[4 * HEAD_DIM] = make_float2(out[u][2], out[u][3]);
+        for (int c = 0; c < 4; c += 2) {
+            if (g + 4 * c >= heads) continue;
+            float* row = to + (g + 4 * c) * HEAD_DIM + 8 * unit + 2 * t;
+#pragma unroll
+            for (int i = 0; i < 2 * TOGETHER; ++i) {
+                const float(&own)[4] = out[i / 2][i % 2];
+                *reinterpret_cast<float2*>(row + 8 * (BLOCK_UNITS * (i / 2) + i % 2)) =
+                    make_float2(own[c], own[c + 1]);
             }
         }
     }
@@ -235,47 +262,41 @@ struct RowHeads {
 };
 
 __device__ __forceinline__ void take_row(
-    const Projected& from, const Piece& piece, const RowHeads& heads, const Turn& turn,
-    const SpanMemory& span, Room& room, const Cache& cache, bool counts) {
-    constexpr int ROUNDS = (TILE_HEADS + 2 + WARPS - 1) / WARPS;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = heads.count();
-    Head held[ROUNDS];
-    // All are on their way before the first is used.
-#pragma unroll
-    for (int r = 0; r < ROUNDS; ++r) {
-        const int item = warp + WARPS * r;
-        if (item < count) held[r].load(from, piece.row, heads.index(item), lane);
-    }
-    // One after the other moves to the front: so the code stands there once.
+    const Projected& from, const Piece& piece, const RowHeads& heads, const SpanMemory& span,
+    Room& room, const Cache& cache, bool counts) {
+    const int count = heads.count(), lane = threadIdx.x % HEAD_LANES;
+    const int of_warp = threadIdx.x % 32 / HEAD_LANES;
 #pragma unroll 1
-    for (int item = warp; item < count; item += WARPS) {
-        Head head = held[0];
-#pragma unroll
-        for (int r = 0; r + 1 < ROUNDS; ++r) held[r] = held[r + 1];
-        head.turn(from, heads.index(item), turn, room.heads[warp], lane);
+    for (int first = threadIdx.x / 32 * WARP_HEADS; first < count; first += BLOCK_HEADS) {
+        const int item = first + of_warp, index = heads.index(min(item, count - 1));
+        const Head<true> head = turned<true>(from, room.turn, piece.row, index, lane);
+        if (item >= count) continue;
         if (item < heads.queries) {
             u16* to = room.queries[item];
-            head.store([&](int i, u16 bits) { to[i] = bits; }, lane);
+            head.store([&](int i, uint2 bits) { store_four(to + i, bits); }, lane);
             continue;
         }
         const bool is_value = item > heads.queries;
         u16* there = cache.row(room.rows[heads.own], is_value);
         u16* here = reinterpret_cast<u16*>(is_value ? span.values : span.keys);
-        head.store([&](int i, u16 bits) {
-            here[8 * place(heads.own, i / 8) + i % 8] = bits;
-            if (piece.part == 0 && counts) there[i] = bits;
+        head.store([&](int i, uint2 bits) {
+            store_four(here + 8 * place(heads.own, i / 8) + i % 8, bits);
+            if (piece.part == 0 && counts) store_four(there + i, bits);
         }, lane);
     }
 }
 
+// Blocks of attend_new whose shared memory a processor has room for; so many registers it may take.
+constexpr int NEW_BLOCKS = HEAD_DIM <= 128 ? 3 : 1;
+
 // As rotary_cache_write and attend_split, where every row has a slot of its own.
-extern "C" __global__ void __launch_bounds__(THREADS) attend_new(
+extern "C" __global__ void __launch_bounds__(THREADS, NEW_BLOCKS) attend_new(
     const void* qkv, i64 qkv_stride, i64 qkv_wide, const int* positions, const int* slots,
     const int* tables, i64 width, i64 row0, i64 group, i64 kv_heads, i64 dim, double scale,
     const float* q_weight, const float* k_weight, double q_eps, double k_eps, const float* angles,
     i64 half, u16* keys, u16* values, i64 block_tokens, float* partials) {
     extern __shared__ __align__(16) u8 memory[];
-    __shared__ Room room;
+    __shared__ __align__(16) Room room;
     let_next_start();
     const Piece piece(positions, row0, group);
     if (piece.held <= 0) return;
@@ -286,8 +307,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_new(
     span.find(pool, piece.first, piece.held);
     const Projected from = projected(qkv, qkv_stride, qkv_wide, group * kv_heads, kv_heads, dim,
                                      q_weight, k_weight, q_eps, k_eps, angles, half);
-    Turn turn;
-    turn.load(from, piece.last, threadIdx.x % 32);
+    room.turn.load<THREADS>(from, piece.last);
     __syncthreads();
     const RowHeads heads(from, piece, static_cast<int>(group));
     span.copy<THREADS>(pool, 0, min(heads.own, SPAN));
@@ -299,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_new(
         const bool counts = counts_now(pass);
         // What follows writes over what the pass before has read.
         __syncthreads();
-        take_row(from, piece, heads, turn, span, room, Cache{keys, values}, counts);
+        take_row(from, piece, heads, span, room, Cache{keys, values}, counts);
         if (counts) copy_wait<0>();
         __syncthreads();
         Queries mine;

@@ -52,7 +52,8 @@ from kernels_numba.packed_rows import RowCode
 from kernels_numba.weights import Form, Part
 
 THREADS = 256
-ROTARY_WARPS = 4
+ROTARY_HEADS = 16
+ROTARY_THREADS = 8 * ROTARY_HEADS
 STAGING_BYTES = 256 << 10
 
 T = TypeVar("T")
@@ -409,8 +410,8 @@ class CudaBackend:
     ) -> None:
         heads = attention.heads + 2 * attention.kv_heads
         self._kernels.launch(
-            plane.unit, "rotary_cache_write", (rows.count, -(-heads // ROTARY_WARPS)),
-            32 * ROTARY_WARPS,
+            plane.unit, "rotary_cache_write", (rows.count, -(-heads // ROTARY_HEADS)),
+            ROTARY_THREADS,
             (*qkv.target, *rows.handle.metadata, attention.heads, attention.kv_heads,
              attention.head_dim, *turning(attention), queries.pointer, queries.stride,
              *plane.addresses, plane.block_tokens),
@@ -436,7 +437,7 @@ class CudaBackend:
         queries: CudaTensor,
         out: CudaTensor,
     ) -> None:
-        if self._attend.takes_new(rows):
+        if self._attend.takes_new(rows, attention):
             self._attend.run_new(rows, qkv, attention, plane, out)
             return
         self.rotary_cache_write(rows, qkv, attention, plane, queries)

@@ -1,7 +1,9 @@
-// What happens to a head between projection and attention: norm and rotation. One warp has a head;
-// lane l holds its values l + 32 j.
+// What happens to heads between projection and attention: norm and rotation. Eight lanes have a head:
+// lane r of them holds its values 32 j + 4 r ... + 3, and of each the one that it turns with.
 
 constexpr int OWN = HEAD_DIM / 32;
+constexpr int HEAD_LANES = 8;
+constexpr int WARP_HEADS = 32 / HEAD_LANES;
 
 // Rows [q | k | v] of heads of `dim` values, and what is done to them. Null weights: no norm.
 struct Projected {
@@ -16,89 +18,163 @@ struct Projected {
 
     __device__ __forceinline__ bool is_query(int index) const { return index < heads; }
     __device__ __forceinline__ bool is_value(int index) const { return index >= heads + kv_heads; }
+    __device__ __forceinline__ bool turns(int i) const { return i < 2 * half; }
+    // The value that turns with value i.
+    __device__ __forceinline__ int partner(int i) const { return i < half ? i + half : i - half; }
 };
 
 // How the heads at one position turn: the first `half` values by the angle of each, the next by the
-// same in the other direction; and the weights of their norms.
+// same in the other direction; and the weights of their norms. In shared memory.
 struct Turn {
-    float cosine[OWN], sine[OWN], q_weight[OWN], k_weight[OWN];
+    float cosine[HEAD_DIM], sine[HEAD_DIM], q_weight[HEAD_DIM], k_weight[HEAD_DIM];
 
-    __device__ __forceinline__ void load(const Projected& how, int position, int lane) {
+    // A barrier stands before their use.
+    template <int THREADS>
+    __device__ __forceinline__ void load(const Projected& how, int position) {
         const float* turn = how.angles + static_cast<i64>(position) * 2 * how.half;
 #pragma unroll
-        for (int j = 0; j < OWN; ++j) {
-            const int i = lane + 32 * j, at = i < how.half ? i : i - how.half;
-            cosine[j] = 1.0f;
-            sine[j] = 0.0f;
-            q_weight[j] = how.q_weight != nullptr && i < how.dim ? how.q_weight[i] : 0.0f;
-            k_weight[j] = how.k_weight != nullptr && i < how.dim ? how.k_weight[i] : 0.0f;
-            if (i >= 2 * how.half) continue;
-            cosine[j] = turn[at];
-            sine[j] = i < how.half ? -turn[how.half + at] : turn[how.half + at];
+        for (int first = 0; first < HEAD_DIM; first += THREADS) {
+            const int i = first + threadIdx.x, at = i < how.half ? i : i - how.half;
+            if (i >= how.dim) continue;
+            q_weight[i] = how.q_weight != nullptr ? how.q_weight[i] : 0.0f;
+            k_weight[i] = how.k_weight != nullptr ? how.k_weight[i] : 0.0f;
+            if (!how.turns(i)) continue;
+            cosine[i] = turn[at];
+            sine[i] = i < how.half ? -turn[how.half + at] : turn[how.half + at];
         }
     }
 };
 
-struct Head {
-    float value[OWN];
+// A head in memory, float32 where WIDE, else bf16; from one of its values on.
+template <bool WIDE>
+struct HeadRow {
+    const u8* from;
 
-    __device__ __forceinline__ void load(const Projected& from, i64 row, int index, int lane) {
-        const u8* own = row_at(from.qkv, row, from.stride, from.wide);
-        const int at = index * from.dim + lane;
-        if (from.wide) {
-            const float* values = reinterpret_cast<const float*>(own) + at;
-#pragma unroll
-            for (int j = 0; j < OWN; ++j) value[j] = lane + 32 * j < from.dim ? __ldcg(values + 32 * j) : 0.0f;
+    __device__ __forceinline__ HeadRow(const Projected& how, i64 row, int index, int first)
+        : from(row_at(how.qkv, row, how.stride, how.wide)
+               + static_cast<u32>(index * how.dim + first) * (WIDE ? 4 : 2)) {}
+
+    __device__ __forceinline__ float one(int i) const {
+        if (WIDE) return __ldcg(reinterpret_cast<const float*>(from) + i);
+        return bf16_float(__ldcg(reinterpret_cast<const u16*>(from) + i));
+    }
+
+    // Values i ... + 3; i is a multiple of four.
+    __device__ __forceinline__ void four(float (&to)[4], int i) const {
+        if (WIDE) {
+            const float4 held = __ldcg(reinterpret_cast<const float4*>(from + 4 * i));
+            to[0] = held.x, to[1] = held.y, to[2] = held.z, to[3] = held.w;
         } else {
-            const u16* values = reinterpret_cast<const u16*>(own) + at;
+            const uint2 held = __ldcg(reinterpret_cast<const uint2*>(from + 2 * i));
+            to[0] = bf16_float(held.x), to[1] = __uint_as_float(held.x & 0xffff0000u);
+            to[2] = bf16_float(held.y), to[3] = __uint_as_float(held.y & 0xffff0000u);
+        }
+    }
+};
+
+// A head's weights.
+struct Weights {
+    const float* from;
+
+    __device__ __forceinline__ float one(int i) const { return from[i]; }
+    __device__ __forceinline__ void four(float (&to)[4], int i) const {
+        const float4 held = *reinterpret_cast<const float4*>(from + i);
+        to[0] = held.x, to[1] = held.y, to[2] = held.z, to[3] = held.w;
+    }
+};
+
+// What turns with values i ... + 3, which are the row's from `at` on: where FOURS, four values that lie
+// together too.
+template <bool FOURS, class ROW>
+__device__ __forceinline__ void partners(
+    float (&to)[4], const Projected& how, const ROW& row, int i, int at) {
+    if constexpr (FOURS) {
+        if (how.turns(i)) row.four(to, at + how.partner(i) - i);
+    } else {
 #pragma unroll
-            for (int j = 0; j < OWN; ++j) {
-                value[j] = lane + 32 * j < from.dim ? bf16_float(__ldcg(values + 32 * j)) : 0.0f;
-            }
+        for (int c = 0; c < 4; ++c) {
+            if (how.turns(i + c)) to[c] = row.one(at + how.partner(i + c) - i);
+        }
+    }
+}
+
+// FOURS: `half` is a multiple of four.
+template <bool FOURS>
+struct Head {
+    float value[OWN][4] = {}, other[OWN][4] = {};
+
+    // `lane` is that of the head's eight, here and below.
+    __device__ __forceinline__ void load(const Projected& from, i64 row, int index, int lane) {
+        if (from.wide) {
+            load_as(from, HeadRow<true>(from, row, index, 4 * lane), lane);
+        } else {
+            load_as(from, HeadRow<false>(from, row, index, 4 * lane), lane);
         }
     }
 
-    // Every operation's rounding is stated: all kernels give a head the same bits. `room` is the
-    // warp's own, HEAD_DIM values.
-    __device__ __forceinline__ void turn(
-        const Projected& how, int index, const Turn& by, float* room, int lane) {
-        if (how.is_value(index)) return;
-        const bool query = how.is_query(index);
-        if ((query ? how.q_weight : how.k_weight) != nullptr) {
-            const float inverse = inverse_norm(query ? how.q_eps : how.k_eps, how.dim);
-#pragma unroll
-            for (int j = 0; j < OWN; ++j) {
-                const float weight = query ? by.q_weight[j] : by.k_weight[j];
-                value[j] = __fmul_rn(__fmul_rn(value[j], inverse), weight);
-            }
-        }
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < OWN; ++j) room[lane + 32 * j] = value[j];
-        __syncwarp();
+    template <class ROW>
+    __device__ __forceinline__ void load_as(const Projected& from, const ROW& row, int lane) {
 #pragma unroll
         for (int j = 0; j < OWN; ++j) {
-            const int i = lane + 32 * j;
-            if (i >= 2 * how.half) continue;
-            const float other = room[i < how.half ? i + how.half : i - how.half];
-            value[j] = __fmaf_rn(other, by.sine[j], __fmul_rn(value[j], by.cosine[j]));
+            const int i = 32 * j + 4 * lane;
+            if (i < from.dim) row.four(value[j], 32 * j);
+            partners<FOURS>(other[j], from, row, i, 32 * j);
         }
     }
 
-    __device__ __forceinline__ float inverse_norm(float eps, int dim) const {
-        float sum = 0.0f;
+    // Every operation's rounding is stated: all kernels give a head the same bits.
+    __device__ __forceinline__ void turn(
+        const Projected& how, int index, const Turn& by, int lane) {
+        const bool query = how.is_query(index), fixed = how.is_value(index);
+        const float inverse = inverse_norm(query ? how.q_eps : how.k_eps, how.dim);
+        if (fixed) return;
+        const bool normed = (query ? how.q_weight : how.k_weight) != nullptr;
+        const Weights weights{query ? by.q_weight : by.k_weight};
 #pragma unroll
-        for (int j = 0; j < OWN; ++j) sum = __fmaf_rn(value[j], value[j], sum);
-        const float mean = __fdiv_rn(warp_sum(sum), static_cast<float>(dim));
+        for (int j = 0; j < OWN; ++j) {
+            const int i = 32 * j + 4 * lane;
+            if (i >= how.dim) continue;
+            float weight[4], others[4] = {}, cosine[4], sine[4];
+            weights.four(weight, i);
+            Weights{by.cosine}.four(cosine, i);
+            Weights{by.sine}.four(sine, i);
+            partners<FOURS>(others, how, weights, i, i);
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                if (normed) {
+                    value[j][c] = __fmul_rn(__fmul_rn(value[j][c], inverse), weight[c]);
+                    other[j][c] = __fmul_rn(__fmul_rn(other[j][c], inverse), others[c]);
+                }
+                if (!how.turns(FOURS ? i : i + c)) continue;
+                value[j][c] = __fmaf_rn(other[j][c], sine[c], __fmul_rn(value[j][c], cosine[c]));
+            }
+        }
+    }
+
+    // Squares add up by columns of 32, and these as a warp's lanes would. All lanes of a warp.
+    __device__ __forceinline__ float inverse_norm(float eps, int dim) const {
+        float sum[4] = {};
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+#pragma unroll
+            for (int j = 0; j < OWN; ++j) sum[c] = __fmaf_rn(value[j][c], value[j][c], sum[c]);
+#pragma unroll
+            for (int step = HEAD_LANES / 2; step >= 1; step /= 2) {
+                sum[c] = __fadd_rn(sum[c], __shfl_xor_sync(0xffffffffu, sum[c], step));
+            }
+        }
+        const float all = __fadd_rn(__fadd_rn(sum[0], sum[2]), __fadd_rn(sum[1], sum[3]));
+        const float mean = __fdiv_rn(all, static_cast<float>(dim));
         return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
     }
 
-    // Value j of the head in bf16, to put(its place, its bits).
+    // Values in bf16, four at a time, to put(the first's place, their bits).
     template <class PUT>
     __device__ __forceinline__ void store(const PUT& put, int lane) const {
 #pragma unroll
         for (int j = 0; j < OWN; ++j) {
-            put(lane + 32 * j, static_cast<u16>(pack_bf16(value[j], 0.0f)));
+            put(32 * j + 4 * lane, make_uint2(pack_bf16(value[j][0], value[j][1]),
+                                              pack_bf16(value[j][2], value[j][3])));
         }
     }
 };

@@ -62,6 +62,7 @@ struct SpanMemory {
     // What lies beyond the span's keys is zero.
     template <int THREADS>
     __device__ __forceinline__ void clear(int begin) const {
+#pragma unroll 1
         for (int index = begin * UNITS + threadIdx.x; index < SPAN * UNITS; index += THREADS) {
             const int to = place(index / UNITS, index % UNITS);
             keys[to] = values[to] = make_uint4(0, 0, 0, 0);
@@ -105,24 +106,29 @@ __device__ __forceinline__ void load_keys(
                  : "r"(from));
 }
 
-// Scores of eight keys; -inf beyond `last`.
+// Scores of EIGHTS times eight keys, whose chains go side by side; -inf beyond `last`.
+template <int EIGHTS>
 __device__ __forceinline__ void score_keys(
     float* score, const Queries& queries, const uint4* keys, int key0, int first, int last,
     int lane) {
     const int t = lane % 4;
-    float sum[4] = {};
+    float sum[EIGHTS][4] = {};
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-        u32 b[4];
-        load_keys(b, keys, key0, 4 * s, lane);
         const u32(&low)[4] = queries.low[s];
         const u32(&high)[4] = queries.high[s];
-        mma(sum, low[0], high[0], low[1], high[1], b[0], b[1]);
-        mma(sum, low[2], high[2], low[3], high[3], b[2], b[3]);
+        u32 b[EIGHTS][4];
+#pragma unroll
+        for (int n = 0; n < EIGHTS; ++n) load_keys(b[n], keys, key0 + 8 * n, 4 * s, lane);
+#pragma unroll
+        for (int n = 0; n < EIGHTS; ++n) mma(sum[n], low[0], high[0], low[1], high[1], b[n][0], b[n][1]);
+#pragma unroll
+        for (int n = 0; n < EIGHTS; ++n) mma(sum[n], low[2], high[2], low[3], high[3], b[n][2], b[n][3]);
     }
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-        score[c] = first + key0 + 2 * t + c % 2 > last ? NEGATIVE_INFINITY : sum[c];
+    for (int i = 0; i < 4 * EIGHTS; ++i) {
+        const int key = first + key0 + 8 * (i / 4) + 2 * t + i % 2;
+        score[i] = key > last ? NEGATIVE_INFINITY : sum[i / 4][i % 4];
     }
 }
 
