@@ -43,11 +43,16 @@ __device__ __forceinline__ void store_four(u16* to, uint2 bits) {
     *reinterpret_cast<uint2*>(to) = bits;
 }
 
+// Of ones where the row is not to be read.
 template <bool FOURS>
 __device__ __forceinline__ Head<FOURS> turned(
-    const Projected& from, const Turn& turn, i64 row, int index, int lane) {
+    const Projected& from, const Turn& turn, i64 row, int index, int lane, bool read = true) {
     Head<FOURS> head;
-    head.load(from, row, index, lane);
+    if (read) {
+        head.load(from, row, index, lane);
+    } else {
+        head.fill();
+    }
     head.turn(from, index, turn, lane);
     return head;
 }
@@ -86,17 +91,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) rotary_cache_write(
 
 // What a block works on: one span of one row, for sixteen heads or fewer of one head of keys.
 struct Piece {
-    int row, last, first, head, part, held, heads;
+    int row, last, slot, first, head, part, held, heads;
 
-    __device__ __forceinline__ Piece(const int* positions, i64 row0, i64 of_group) {
+    __device__ __forceinline__ Piece(
+        const int* positions, const int* slots, i64 row0, i64 of_group) {
         const int group = static_cast<int>(of_group);
         const int parts = (group + TILE_HEADS - 1) / TILE_HEADS;
         row = static_cast<int>(row0) + blockIdx.z;
         last = told_early(positions + row);
+        slot = told_early(slots + row);
         first = static_cast<int>(blockIdx.x) * SPAN;
         head = blockIdx.y / parts;
         part = blockIdx.y % parts;
-        held = min(SPAN, last - first + 1);
+        // Asks for the slot, too, before anything is waited for: else the compiler asks for it behind
+        // the return of blocks that hold nothing, one more trip to memory. No slot is below zero.
+        held = slot < 0 ? 0 : min(SPAN, last - first + 1);
         heads = min(TILE_HEADS, group - part * TILE_HEADS);
     }
 };
@@ -221,9 +230,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(
     extern __shared__ __align__(16) u8 memory[];
     __shared__ Room room;
     let_next_start();
-    const Piece piece(positions, row0, group);
+    const Piece piece(positions, slots, row0, group);
     if (piece.held <= 0) return;
-    const Pool pool{keys, values, tables + told_early(slots + piece.row) * width,
+    const Pool pool{keys, values, tables + piece.slot * width,
                     static_cast<u32>(block_tokens), static_cast<u32>(kv_heads),
                     static_cast<u32>(piece.head)};
     const SpanMemory span(memory, room.rows);
@@ -269,7 +278,7 @@ __device__ __forceinline__ void take_row(
 #pragma unroll 1
     for (int first = threadIdx.x / 32 * WARP_HEADS; first < count; first += BLOCK_HEADS) {
         const int item = first + of_warp, index = heads.index(min(item, count - 1));
-        const Head<true> head = turned<true>(from, room.turn, piece.row, index, lane);
+        const Head<true> head = turned<true>(from, room.turn, piece.row, index, lane, counts);
         if (item >= count) continue;
         if (item < heads.queries) {
             u16* to = room.queries[item];
@@ -298,9 +307,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, NEW_BLOCKS) attend_new(
     extern __shared__ __align__(16) u8 memory[];
     __shared__ __align__(16) Room room;
     let_next_start();
-    const Piece piece(positions, row0, group);
+    const Piece piece(positions, slots, row0, group);
     if (piece.held <= 0) return;
-    const Pool pool{keys, values, tables + told_early(slots + piece.row) * width,
+    const Pool pool{keys, values, tables + piece.slot * width,
                     static_cast<u32>(block_tokens), static_cast<u32>(kv_heads),
                     static_cast<u32>(piece.head)};
     const SpanMemory span(memory, room.rows);

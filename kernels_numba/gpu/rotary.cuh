@@ -45,9 +45,36 @@ struct Turn {
     }
 };
 
+// Four values as they lie in memory.
+template <bool WIDE>
+struct Packed;
+
+template <>
+struct Packed<true> {
+    uint4 bits = {};
+
+    // `none` is zero, as only the kernel that runs knows: so these loads are waited for here, and not
+    // where others that are still on their way would be waited for too.
+    __device__ __forceinline__ void unpack(float (&to)[4], u32 none) const {
+        to[0] = __uint_as_float(bits.x ^ none), to[1] = __uint_as_float(bits.y ^ none);
+        to[2] = __uint_as_float(bits.z ^ none), to[3] = __uint_as_float(bits.w ^ none);
+    }
+};
+
+template <>
+struct Packed<false> {
+    uint2 bits = {};
+
+    __device__ __forceinline__ void unpack(float (&to)[4], u32) const {
+        to[0] = bf16_float(bits.x), to[1] = __uint_as_float(bits.x & 0xffff0000u);
+        to[2] = bf16_float(bits.y), to[3] = __uint_as_float(bits.y & 0xffff0000u);
+    }
+};
+
 // A head in memory, float32 where WIDE, else bf16; from one of its values on.
 template <bool WIDE>
 struct HeadRow {
+    using Four = Packed<WIDE>;
     const u8* from;
 
     __device__ __forceinline__ HeadRow(const Projected& how, i64 row, int index, int first)
@@ -60,14 +87,12 @@ struct HeadRow {
     }
 
     // Values i ... + 3; i is a multiple of four.
-    __device__ __forceinline__ void four(float (&to)[4], int i) const {
-        if (WIDE) {
-            const float4 held = __ldcg(reinterpret_cast<const float4*>(from + 4 * i));
-            to[0] = held.x, to[1] = held.y, to[2] = held.z, to[3] = held.w;
+    __device__ __forceinline__ void four(Four& to, int i) const {
+        const u8* at = from + i * (WIDE ? 4 : 2);
+        if constexpr (WIDE) {
+            to.bits = __ldcg(reinterpret_cast<const uint4*>(at));
         } else {
-            const uint2 held = __ldcg(reinterpret_cast<const uint2*>(from + 2 * i));
-            to[0] = bf16_float(held.x), to[1] = __uint_as_float(held.x & 0xffff0000u);
-            to[2] = bf16_float(held.y), to[3] = __uint_as_float(held.y & 0xffff0000u);
+            to.bits = __ldcg(reinterpret_cast<const uint2*>(at));
         }
     }
 };
@@ -76,32 +101,16 @@ struct HeadRow {
 struct Weights {
     const float* from;
 
-    __device__ __forceinline__ float one(int i) const { return from[i]; }
     __device__ __forceinline__ void four(float (&to)[4], int i) const {
         const float4 held = *reinterpret_cast<const float4*>(from + i);
         to[0] = held.x, to[1] = held.y, to[2] = held.z, to[3] = held.w;
     }
 };
 
-// What turns with values i ... + 3, which are the row's from `at` on: where FOURS, four values that lie
-// together too.
-template <bool FOURS, class ROW>
-__device__ __forceinline__ void partners(
-    float (&to)[4], const Projected& how, const ROW& row, int i, int at) {
-    if constexpr (FOURS) {
-        if (how.turns(i)) row.four(to, at + how.partner(i) - i);
-    } else {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-            if (how.turns(i + c)) to[c] = row.one(at + how.partner(i + c) - i);
-        }
-    }
-}
-
 // FOURS: `half` is a multiple of four.
 template <bool FOURS>
 struct Head {
-    float value[OWN][4] = {}, other[OWN][4] = {};
+    float value[OWN][4], other[OWN][4];
 
     // `lane` is that of the head's eight, here and below.
     __device__ __forceinline__ void load(const Projected& from, i64 row, int index, int lane) {
@@ -114,12 +123,32 @@ struct Head {
 
     template <class ROW>
     __device__ __forceinline__ void load_as(const Projected& from, const ROW& row, int lane) {
+        typename ROW::Four own[OWN], partners[OWN];
 #pragma unroll
         for (int j = 0; j < OWN; ++j) {
             const int i = 32 * j + 4 * lane;
-            if (i < from.dim) row.four(value[j], 32 * j);
-            partners<FOURS>(other[j], from, row, i, 32 * j);
+            if (i < from.dim) row.four(own[j], 32 * j);
+            if (FOURS && from.turns(i)) row.four(partners[j], 32 * j + from.partner(i) - i);
         }
+        const u32 none = from.wide - 1;
+#pragma unroll
+        for (int j = 0; j < OWN; ++j) {
+            own[j].unpack(value[j], none);
+            partners[j].unpack(other[j], none);
+            if constexpr (!FOURS) {
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    const int i = 32 * j + 4 * lane + c;
+                    if (from.turns(i)) other[j][c] = row.one(32 * j + c + from.partner(i) - i);
+                }
+            }
+        }
+    }
+
+    // A head of nothing but ones, of which no operation takes longer than of others.
+    __device__ __forceinline__ void fill() {
+#pragma unroll
+        for (int i = 0; i < 4 * OWN; ++i) value[i / 4][i % 4] = other[i / 4][i % 4] = 1.0f;
     }
 
     // Every operation's rounding is stated: all kernels give a head the same bits.
@@ -138,7 +167,14 @@ struct Head {
             weights.four(weight, i);
             Weights{by.cosine}.four(cosine, i);
             Weights{by.sine}.four(sine, i);
-            partners<FOURS>(others, how, weights, i, i);
+            if constexpr (FOURS) {
+                if (how.turns(i)) weights.four(others, how.partner(i));
+            } else {
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    if (how.turns(i + c)) others[c] = weights.from[how.partner(i + c)];
+                }
+            }
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
                 if (normed) {
