@@ -15,10 +15,6 @@ constexpr int BLOCK_HEADS = WARPS * WARP_HEADS;
 // twice for nothing.
 constexpr u32 FEW_BLOCKS = 256;
 
-__device__ __forceinline__ int first_pass_of_split() {
-    return gridDim.x * gridDim.y * gridDim.z <= FEW_BLOCKS ? 0 : 1;
-}
-
 // Where a row's keys and values go: the place of one head at one position.
 struct Cache {
     u16* keys;
@@ -43,16 +39,11 @@ __device__ __forceinline__ void store_four(u16* to, uint2 bits) {
     *reinterpret_cast<uint2*>(to) = bits;
 }
 
-// Of ones where the row is not to be read.
 template <bool FOURS>
 __device__ __forceinline__ Head<FOURS> turned(
-    const Projected& from, const Turn& turn, i64 row, int index, int lane, bool read = true) {
+    const Projected& from, const Turn& turn, i64 row, int index, int lane) {
     Head<FOURS> head;
-    if (read) {
-        head.load(from, row, index, lane);
-    } else {
-        head.fill();
-    }
+    head.load(from, row, index, lane);
     head.turn(from, index, turn, lane);
     return head;
 }
@@ -127,7 +118,7 @@ struct Room {
 
 // The maxima of a lane's heads, and the sums of all warps' weights in order.
 __device__ __forceinline__ void store_ends(
-    const Room& room, float low, float high, float* to, bool counts) {
+    const Room& room, float low, float high, float* to) {
     const int lane = threadIdx.x, g = lane / 4;
     float total_low = room.sums[0][lane].x, total_high = room.sums[0][lane].y;
     for (int w = 1; w < WARPS; ++w) {
@@ -136,7 +127,7 @@ __device__ __forceinline__ void store_ends(
     }
     total_low = quad_sum(total_low);
     total_high = quad_sum(total_high);
-    if (lane % 4 != 0 || !counts) return;
+    if (lane % 4 != 0) return;
     to[g] = low;
     to[g + 8] = high;
     to[TILE_HEADS + g] = total_low;
@@ -151,7 +142,7 @@ constexpr int TOGETHER = UNITS % (2 * BLOCK_UNITS) == 0 ? 2 : 1;
 // The span's scores, weights and weighted values, to `to`.
 __device__ __forceinline__ void attend_span(
     const Queries& queries, const SpanMemory& span, Room& room, const Piece& piece, float factor,
-    float* to, bool counts = true) {
+    float* to) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float scores[16], low = NEGATIVE_INFINITY, high = NEGATIVE_INFINITY;
     score_keys<4>(scores, queries, span.keys, 32 * warp, piece.first, piece.last, lane);
@@ -182,7 +173,6 @@ __device__ __forceinline__ void attend_span(
         for (int c = 0; c < 4; ++c) room.weights[2 * warp + half][c][lane] = own[half][c];
     }
     __syncthreads();
-    const int heads = counts ? piece.heads : 0;
     for (int unit = 2 * warp; unit < UNITS; unit += TOGETHER * BLOCK_UNITS) {
         float out[TOGETHER][2][4] = {};
 #pragma unroll
@@ -202,7 +192,7 @@ __device__ __forceinline__ void attend_span(
         }
 #pragma unroll
         for (int c = 0; c < 4; c += 2) {
-            if (g + 4 * c >= heads) continue;
+            if (g + 4 * c >= piece.heads) continue;
             float* row = to + (g + 4 * c) * HEAD_DIM + 8 * unit + 2 * t;
 #pragma unroll
             for (int i = 0; i < 2 * TOGETHER; ++i) {
@@ -212,7 +202,7 @@ __device__ __forceinline__ void attend_span(
             }
         }
     }
-    if (warp == 0) store_ends(room, low, high, to + TILE_HEADS * HEAD_DIM, counts);
+    if (warp == 0) store_ends(room, low, high, to + TILE_HEADS * HEAD_DIM);
 }
 
 __device__ __forceinline__ float* partial_of(float* partials) {
@@ -272,13 +262,13 @@ struct RowHeads {
 
 __device__ __forceinline__ void take_row(
     const Projected& from, const Piece& piece, const RowHeads& heads, const SpanMemory& span,
-    Room& room, const Cache& cache, bool counts) {
+    Room& room, const Cache& cache) {
     const int count = heads.count(), lane = threadIdx.x % HEAD_LANES;
     const int of_warp = threadIdx.x % 32 / HEAD_LANES;
 #pragma unroll 1
     for (int first = threadIdx.x / 32 * WARP_HEADS; first < count; first += BLOCK_HEADS) {
         const int item = first + of_warp, index = heads.index(min(item, count - 1));
-        const Head<true> head = turned<true>(from, room.turn, piece.row, index, lane, counts);
+        const Head<true> head = turned<true>(from, room.turn, piece.row, index, lane);
         if (item >= count) continue;
         if (item < heads.queries) {
             u16* to = room.queries[item];
@@ -290,7 +280,7 @@ __device__ __forceinline__ void take_row(
         u16* here = reinterpret_cast<u16*>(is_value ? span.values : span.keys);
         head.store([&](int i, uint2 bits) {
             store_four(here + 8 * place(heads.own, i / 8) + i % 8, bits);
-            if (piece.part == 0 && counts) store_four(there + i, bits);
+            if (piece.part == 0) store_four(there + i, bits);
         }, lane);
     }
 }
@@ -323,18 +313,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, NEW_BLOCKS) attend_new(
     copy_commit();
     span.clear<THREADS>(piece.held);
     const float factor = static_cast<float>(scale * 1.4426950408889634);
-#pragma unroll 1
-    for (int pass = first_pass_of_split(); pass < 2; ++pass) {
-        const bool counts = counts_now(pass);
-        // What follows writes over what the pass before has read.
-        __syncthreads();
-        take_row(from, piece, heads, span, room, Cache{keys, values}, counts);
-        if (counts) copy_wait<0>();
-        __syncthreads();
-        Queries mine;
-        mine.load(room.queries[0], piece.heads, from.dim, HEAD_DIM + 8, threadIdx.x % 32);
-        attend_span(mine, span, room, piece, factor, partial_of(partials), counts);
-    }
+    // No first pass: blocks find room just before what they wait for ends, and it would hold them up.
+    wait_for_previous();
+    take_row(from, piece, heads, span, room, Cache{keys, values});
+    copy_wait<0>();
+    __syncthreads();
+    Queries mine;
+    mine.load(room.queries[0], piece.heads, from.dim, HEAD_DIM + 8, threadIdx.x % 32);
+    attend_span(mine, span, room, piece, factor, partial_of(partials));
 }
 
 // Spans whose factors a warp finds at once; of their values, as many are on their way at once, in

@@ -100,7 +100,7 @@ class Kernels:
         try:
             function = module.get_function(name)
             most = self._shared[unit, name] = max(self._shared.get((unit, name), 0), shared)
-            if most > STATIC_SHARED:
+            if most + function.shared_size_bytes > STATIC_SHARED:
                 # The kernel's, not this object's: a launch with less must not take it from others.
                 function.max_dynamic_shared_size_bytes = most
         except self._cupy.cuda.driver.CUDADriverError as error:

@@ -53,11 +53,9 @@ template <>
 struct Packed<true> {
     uint4 bits = {};
 
-    // `none` is zero, as only the kernel that runs knows: so these loads are waited for here, and not
-    // where others that are still on their way would be waited for too.
-    __device__ __forceinline__ void unpack(float (&to)[4], u32 none) const {
-        to[0] = __uint_as_float(bits.x ^ none), to[1] = __uint_as_float(bits.y ^ none);
-        to[2] = __uint_as_float(bits.z ^ none), to[3] = __uint_as_float(bits.w ^ none);
+    __device__ __forceinline__ void unpack(float (&to)[4]) const {
+        to[0] = __uint_as_float(bits.x), to[1] = __uint_as_float(bits.y);
+        to[2] = __uint_as_float(bits.z), to[3] = __uint_as_float(bits.w);
     }
 };
 
@@ -65,7 +63,7 @@ template <>
 struct Packed<false> {
     uint2 bits = {};
 
-    __device__ __forceinline__ void unpack(float (&to)[4], u32) const {
+    __device__ __forceinline__ void unpack(float (&to)[4]) const {
         to[0] = bf16_float(bits.x), to[1] = __uint_as_float(bits.x & 0xffff0000u);
         to[2] = bf16_float(bits.y), to[3] = __uint_as_float(bits.y & 0xffff0000u);
     }
@@ -130,11 +128,10 @@ struct Head {
             if (i < from.dim) row.four(own[j], 32 * j);
             if (FOURS && from.turns(i)) row.four(partners[j], 32 * j + from.partner(i) - i);
         }
-        const u32 none = from.wide - 1;
 #pragma unroll
         for (int j = 0; j < OWN; ++j) {
-            own[j].unpack(value[j], none);
-            partners[j].unpack(other[j], none);
+            own[j].unpack(value[j]);
+            partners[j].unpack(other[j]);
             if constexpr (!FOURS) {
 #pragma unroll
                 for (int c = 0; c < 4; ++c) {
@@ -143,12 +140,6 @@ struct Head {
                 }
             }
         }
-    }
-
-    // A head of nothing but ones, of which no operation takes longer than of others.
-    __device__ __forceinline__ void fill() {
-#pragma unroll
-        for (int i = 0; i < 4 * OWN; ++i) value[i / 4][i % 4] = other[i / 4][i % 4] = 1.0f;
     }
 
     // Every operation's rounding is stated: all kernels give a head the same bits.

@@ -63,11 +63,20 @@ def faked(tmp_path, monkeypatch):
 
 
 def test_a_kernel_keeps_the_most_shared_memory_that_it_was_allowed(faked) -> None:
-    attributes = SimpleNamespace(max_dynamic_shared_size_bytes=0)
+    attributes = SimpleNamespace(max_dynamic_shared_size_bytes=0, shared_size_bytes=0)
     module = SimpleNamespace(compile=lambda: None, get_function=lambda _name: attributes)
     held = faked(_Nvrtc(), lambda path: module)()
     # All of one kernel's function objects stand for one kernel of the driver's.
     for asked, allowed in ((100, 0), (60_000, 60_000), (50_000, 60_000), (90_000, 90_000)):
+        held.function(ROWS, "norm_rows", asked)
+        assert attributes.max_dynamic_shared_size_bytes == allowed
+
+
+def test_what_a_kernel_declares_counts_with_what_it_is_launched_with(faked) -> None:
+    attributes = SimpleNamespace(max_dynamic_shared_size_bytes=0, shared_size_bytes=8 << 10)
+    module = SimpleNamespace(compile=lambda: None, get_function=lambda _name: attributes)
+    held = faked(_Nvrtc(), lambda path: module)()
+    for asked, allowed in ((40 << 10, 0), (48 << 10, 48 << 10)):
         held.function(ROWS, "norm_rows", asked)
         assert attributes.max_dynamic_shared_size_bytes == allowed
 
