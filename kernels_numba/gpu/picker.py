@@ -206,13 +206,10 @@ class CudaPicker:
             ended,
         )
 
-    def _enqueue(self, logits: CudaTensor, rows: Sequence[Adjustment]) -> None:
-        count, size, launch = len(rows), self._size, self._kernels.launch
-        if any(self._masked):
-            runtime = self._cupy.cuda.runtime
-            present = 4 * self._fields["present"][1]
-            runtime.memsetAsync(self._pointer("present"), 0, present, self._stream.ptr)
-        table = np.zeros(count, _ROW)
+    def _send(self, logits: CudaTensor, rows: Sequence[Adjustment]) -> tuple[int, int, int, int]:
+        """Where the device has what `rows` are picked by, how they are drawn, and how many of them
+        change how, which stands behind. All of it is there before what the stream does next."""
+        table = np.zeros(len(rows), _ROW)
         for r, adjustment in enumerate(rows):
             self._is_adjusted[r] = adjustment.changes
             source = self._adjusted if adjustment.changes else logits
@@ -223,7 +220,6 @@ class CudaPicker:
         )
         changes = self._changes(logits, rows)
         at = int(self._rows.data.ptr)
-        drawn_at = at + table.nbytes
         sent = [part.view(np.uint8) for part in (table, draws, changes)]
         # Beside the forward pass, which is enqueued already.
         with on_stream(self._side):
@@ -233,11 +229,18 @@ class CudaPicker:
                     self._staging.send(int(self._masks[r].data.ptr), adjustment.mask)
         self._told.record(self._side)
         self._stream.wait_event(self._told)
-        if len(changes):
-            launch(
-                PICK, "adjust_rows", (self._chunks, len(changes)), CHUNK,
-                (drawn_at + draws.nbytes, size),
-            )  # fmt: skip
+        drawn_at = at + table.nbytes
+        return at, drawn_at, len(changes), drawn_at + draws.nbytes
+
+    def _enqueue(self, logits: CudaTensor, rows: Sequence[Adjustment]) -> None:
+        count, size, launch = len(rows), self._size, self._kernels.launch
+        if any(self._masked):
+            runtime = self._cupy.cuda.runtime
+            present = 4 * self._fields["present"][1]
+            runtime.memsetAsync(self._pointer("present"), 0, present, self._stream.ptr)
+        at, drawn_at, changed, changed_at = self._send(logits, rows)
+        if changed:
+            launch(PICK, "adjust_rows", (self._chunks, changed), CHUNK, (changed_at, size))
         tops, groups = int(self._tops.data.ptr), self._groups
         best = int(self._bounds.data.ptr)
         bounds, partials = best + 4 * self._capacity, int(self._partials.data.ptr)
