@@ -21,11 +21,13 @@ def unit(monkeypatch: pytest.MonkeyPatch, body: str) -> Unit:
     return Unit("probe", (("KEY", abs(hash(body)) % 10**9),))
 
 
-def launch(monkeypatch: pytest.MonkeyPatch, body: str, threads: int = 64, shared: int = 0):
-    out, given = zeros(threads, np.int32), zeros(threads, np.int32)
+def launch(
+    monkeypatch: pytest.MonkeyPatch, body: str, threads: int = 64, shared: int = 0, blocks: int = 1
+):
+    out, given = zeros(threads * blocks, np.int32), zeros(threads, np.int32)
     given[...] = np.arange(threads)
     pointers = (int(out.data.ptr), int(given.data.ptr))
-    EmulatedKernels().launch(unit(monkeypatch, body), "probe", (1,), threads, pointers, shared)
+    EmulatedKernels().launch(unit(monkeypatch, body), "probe", (blocks,), threads, pointers, shared)
     return out.get()
 
 
@@ -66,6 +68,20 @@ def test_a_copy_that_nobody_waited_for_is_not_there(monkeypatch) -> None:
     waited = 'asm volatile("cp.async.wait_group %0;" ::"n"(0));'
     assert launch(monkeypatch, body.replace("WAIT", waited), shared=256).tolist() == [*range(64)]
     assert launch(monkeypatch, body.replace("WAIT", ""), shared=256).tolist() == [-1] * 64
+
+
+def test_a_copy_to_where_others_still_read_is_there_at_once_in_odd_blocks(monkeypatch) -> None:
+    body = """
+    extern __shared__ int held[];
+    held[threadIdx.x] = -7;
+    __syncthreads();
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(held + threadIdx.x));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(in + threadIdx.x));
+    asm volatile("cp.async.commit_group;");
+    out[blockIdx.x * 64 + threadIdx.x] = held[threadIdx.x];
+    """
+    got = launch(monkeypatch, body, shared=256, blocks=2).reshape(2, 64)
+    assert got.tolist() == [[-7] * 64, [*range(64)]]
 
 
 def test_threads_that_poll_let_those_go_on_for_whom_they_wait(monkeypatch) -> None:

@@ -181,7 +181,9 @@ def test_a_row_has_the_same_bits_in_every_batch(backend, form, shape) -> None:
 
 @pytest.mark.parametrize("bands", [17, 21, 22, 33, 41, 47])
 def test_what_is_left_when_blocks_have_as_much_has_the_same_bits(backend, form, bands) -> None:
-    n, k = 8 * bands - 3, whole_groups(form, 700)
+    # Of FP8 a warp has several chunks, whose scales take turns in few places.
+    columns = {Form.FP8_BLOCK: 3200, Form.BF12: 320}.get(form, 700)
+    n, k = 8 * bands - 3, whole_groups(form, columns)
     part, _ = random_part(form, n, k, bands)
     matrix = backend.matrix([part])
     x = tensor_of(backend, random_rows(k, 1))
