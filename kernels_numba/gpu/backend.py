@@ -34,7 +34,7 @@ from kernels_numba.gpu.graph import StepGraphs, reaches
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaMatrix, CudaTensor, CudaVector, Staging
 from kernels_numba.gpu.picker import CudaPicker
-from kernels_numba.gpu.plane import CudaPlane
+from kernels_numba.gpu.plane import CudaPlane, require_room
 from kernels_numba.gpu.project import Project
 from kernels_numba.gpu.slot_tables import DeviceTables
 from kernels_numba.gpu.source import (
@@ -43,6 +43,7 @@ from kernels_numba.gpu.source import (
     STEP,
     attention_units,
     padded_head,
+    rings_of,
     shared_units,
 )
 from kernels_numba.gpu.store import CudaStore
@@ -124,16 +125,16 @@ class CudaBackend:
         self._enter()
         self._kernels = Kernels()
         # Before any weight is read: a kernel that does not compile is known at once.
-        self._kernels.prepare(shared_units())
+        self._kernels.prepare(shared_units(rings_of(self.device.shared)))
         self._staging = Staging(STAGING_BYTES)
         self._index = cupy.zeros(capacity, cupy.int32)
         self._indexed: list[int] = []
-        self._project = Project(self._kernels, capacity, self.device.processors)
+        self._project = Project(self._kernels, capacity, self.device.processors, self.device.shared)
         wide: AttendWide | None = None
         if self._kernels.architecture == HOPPER:
             wide = AttendWide(self._kernels, self._staging, capacity, self.device.processors)
         self._attend = Attend(self._kernels, wide)
-        self._mixture = Mixture(self._kernels, self._project, capacity)
+        self._mixture = Mixture(self._kernels, self._project, capacity, self.device.shared)
         self._graphs = StepGraphs(self._stream)
         self._transfers = Transfers(self._stream)
         # Pickers of one shape, which take turns, share what slots have.
@@ -248,6 +249,7 @@ class CudaBackend:
         _require_floats(code)
         if value_dim not in (0, head_dim):
             raise ValueError(f"values of {value_dim} beside keys of {head_dim}: not on CUDA yet")
+        require_room(head_dim, self.device.shared)
         self._enter()
         plane = CudaPlane(blocks, block_tokens, kv_heads, head_dim)
         plane.enter, plane.transfers = self._enter, self._transfers

@@ -8,10 +8,10 @@ from functools import cache
 from typing import TypeAlias
 
 from kernels_numba.gpu.source import (
-    ALONE_RING_BYTES,
-    RING_BYTES,
+    LARGE,
     SCALE_BYTES,
     SHORT,
+    Rings,
     Unit,
     few_strips,
     few_unit,
@@ -20,8 +20,6 @@ from kernels_numba.gpu.source import (
 from kernels_numba.weights import Form
 
 WARPS = 8
-BLOCKS_EACH = 2
-"""Streaming blocks per processor."""
 SIZE = 8
 """Rows of x that a matrix instruction takes."""
 STRIP_SUMS = 512
@@ -33,8 +31,6 @@ SHORT_CHUNK = 64
 """Values of a chunk of linear_short.cu's rows."""
 SHORT_APART = 64
 """Bytes that its rows of x lie apart."""
-SHORT_BYTES = 227 << 10
-"""Shared memory that a block of it can have: all of its weights and of x are there at once."""
 MOST_CUTS = 0xFFFFFFFF
 """linear_few.cu cuts bands into items in 32 bits."""
 
@@ -74,53 +70,63 @@ class Cut:
 
 
 @cache
-def deal_short(form: Form, rows: int, chunks: int, count: int, processors: int) -> Deal | None:
+def deal_short(
+    form: Form, rows: int, chunks: int, count: int, processors: int, room: int
+) -> Deal | None:
     """How linear_short.cu takes a matrix alone of `rows` rows for `count` of x: where it leaves no
-    processor two bands, and shared memory holds a block's part; else None."""
+    processor two bands, and a block's shared memory of `room` bytes holds all of its weights and of
+    x at once; else None."""
     bands, line = -(-rows // BAND), 2 * SHORT_CHUNK * chunks
     if form is not Form.BF16 or count > SIZE or bands > processors:
         return None
     shared = BAND * line + count * (line + SHORT_APART) + STRIP_SUMS * WARPS // 2
-    return Deal(SHORT, "linear_short", 1, bands, shared) if shared <= SHORT_BYTES else None
+    return Deal(SHORT, "linear_short", 1, bands, shared) if shared <= room else None
 
 
 @cache
 def deal(
-    kind: str, form: Form, group: int, rows: int, tiles: int, size: int, processors: int
+    kind: str,
+    form: Form,
+    group: int,
+    rows: int,
+    tiles: int,
+    size: int,
+    processors: int,
+    rings: Rings = LARGE,
 ) -> Deal:
     """For `rows` weight rows (`kind` gated: as many gate and up rows), `size` rows of x a tile.
 
     Many weight rows with few of x go to linear_few.cu, whose blocks take even shares; the rest is
     faster in linear.cu. Both give a row the same bits. Raises ValueError for too many rows.
     """
-    blocks, bands = BLOCKS_EACH * processors, -(-rows // BAND)
+    blocks, bands = rings.blocks * processors, -(-rows // BAND)
     each = 1 if kind == "gated" else 2
-    ring = RING_BYTES
+    ring = rings.stream
     if size == SIZE and bands * tiles > each * blocks:
-        made = _few(form, bands, each, tiles, processors)
+        made = _few(form, bands, each, tiles, processors, rings)
         if (bands + 1) * made.groups > MOST_CUTS:
             raise ValueError(f"a matrix of {rows} rows has too many for a streaming launch")
-        unit, name = few_unit(form, group, alone=made.alone), f"{kind}_few_{made.strips}"
-        ring = ALONE_RING_BYTES if made.alone else RING_BYTES
+        unit, name = few_unit(form, group, rings, alone=made.alone), f"{kind}_few_{made.strips}"
+        ring = rings.alone if made.alone else rings.stream
         ring += SCALE_BYTES if form is Form.FP8_BLOCK else 0
     else:
         every = -(-bands // each)
-        strips = _broad(form, every * tiles, size, processors)
+        strips = 1 if rings is not LARGE else _broad(form, every * tiles, size, processors)
         groups = -(-every // strips)
         made = Cut(strips, groups, min(groups * tiles, blocks))
-        unit, name = linear_unit(form, group), f"{kind}_{size}_{strips}"
+        unit, name = linear_unit(form, group, rings), f"{kind}_{size}_{strips}"
     shared = ring + STRIP_SUMS * WARPS * made.strips * size // SIZE
     return Deal(unit, name, made.groups, made.blocks, shared, made.shares, made.phase)
 
 
-def _few(form: Form, bands: int, each: int, tiles: int, processors: int) -> Cut:
+def _few(form: Form, bands: int, each: int, tiles: int, processors: int, rings: Rings) -> Cut:
     """How linear_few.cu takes `bands`, `each` of which make a strip.
 
     A matrix alone is dealt in strips and what is left in bands, but NVFP4's in strips too. Where
     blocks would have less than two strips of FP8, half as many take twice as many: the next
     kernel's stand beside them from the start.
     """
-    choices, blocks = few_strips(form), BLOCKS_EACH * processors
+    choices, blocks = few_strips(form), rings.blocks * processors
     if tiles > 1:
         strips = strips_of(bands * tiles, each, blocks, choices)
         groups = groups_of(bands, each * strips, tiles, blocks)

@@ -22,6 +22,7 @@ _PROBE = 'extern "C" __global__ void probe(int* out) { *out = 7; }'
 @dataclass(frozen=True, slots=True)
 class Device:
     """A usable device. `architecture` is (major, minor); memory in bytes; `driver` as 13000.
+    `shared` is the shared memory of a block at most: 227 KiB of an H200, 99 KiB of a GB10.
 
     On a machine whose GPU shares the host's memory (`unified`), free memory is the host's.
     """
@@ -34,6 +35,7 @@ class Device:
     total_bytes: int
     driver: int
     unified: bool
+    shared: int = 227 << 10
 
 
 def installed() -> bool:
@@ -106,6 +108,7 @@ def open_device(index: int = 0) -> Device:
         int(total),
         driver,
         bool(properties.get("integrated", 0)),
+        int(properties["sharedMemPerBlockOptin"]),
     )
 
 

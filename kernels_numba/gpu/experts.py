@@ -13,7 +13,7 @@ from kernels_numba.gpu import wide
 from kernels_numba.gpu.device import load_cupy
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaMatrix, CudaTensor
-from kernels_numba.gpu.project import FEW, Fixed, Grouping, Project, Shape, widest_tile
+from kernels_numba.gpu.project import FEW, Fixed, Grouping, Project, Shape
 from kernels_numba.gpu.source import MOE
 
 GROUP_SHARE = 512
@@ -27,6 +27,8 @@ ROUTED = GROUP_SHARE // LANES
 """Rows of a block of theirs, a warp each; so few are sorted by expert at once."""
 THREADS = 256
 MOST_EXPERTS = LANES * HELD[-1]
+OWN_BYTES = 8 << 10
+"""Shared memory that the routing kernels declare, at most."""
 MOST_TOP = 32
 STREAMED = Shape(few=True, size=FEW[0])
 NARROW = Shape(few=False, size=64)
@@ -64,16 +66,17 @@ class RouteHandle:
 class Mixture:
     """Scratch for the pairs of a full step, made at the first call of each shape."""
 
-    def __init__(self, kernels: Kernels, project: Project, capacity: int) -> None:
+    def __init__(self, kernels: Kernels, project: Project, capacity: int, shared: int) -> None:
         self._kernels, self._project, self._capacity = kernels, project, capacity
+        self._most = min(MOST_EXPERTS, (shared - OWN_BYTES) // (KNOWN_BYTES * ROUTED))
         self._scores: CudaTensor | None = None
         self._inner: CudaTensor | None = None
         self._result: CudaTensor | None = None
 
     def route(self, count: int, x: CudaTensor, routing: Routing, handle: RouteHandle) -> None:
-        if routing.experts > MOST_EXPERTS or routing.top > MOST_TOP:
+        if routing.experts > self._most or routing.top > MOST_TOP:
             message = (
-                f"{routing.top} of {routing.experts} experts: at most {MOST_TOP} of {MOST_EXPERTS}"
+                f"{routing.top} of {routing.experts} experts: at most {MOST_TOP} of {self._most}"
             )
             raise ValueError(message)
         if routing.bias is None or routing.table is not None or routing.scores != Scores.SIGMOID:
@@ -109,7 +112,7 @@ class Mixture:
         if self._project.wide(experts.gate_up, experts.intermediate, gated=True) is not None:
             return WIDEST
         few = pairs < BROAD.size // 2 * number
-        return NARROW if few or widest_tile(experts.gate_up) < BROAD.size else BROAD
+        return NARROW if few or self._project.widest_tile(experts.gate_up) < BROAD.size else BROAD
 
     def _group(self, count: int, number: int, handle: RouteHandle, shape: Shape) -> Grouping:
         pairs = count * handle.top

@@ -434,16 +434,24 @@ __device__ __forceinline__ void linear(
         linear<TOKENS, STRIPS, STAGES, GATED>(work, static_cast<int>(chunks), output);            \
     }
 
-// By rows of x and strips; the order of a sum is the same in all.
+// By rows of x and strips; the order of a sum is the same in all. Sums of many rows leave small shared
+// memory no room for a second strip.
 LINEAR(linear_8_1, 1, 1, STAGES_OF<1>, false)
-LINEAR(linear_8_2, 1, 2, STAGES_OF<2>, false)
 LINEAR(linear_16_1, 2, 1, STAGES_OF<1>, false)
+LINEAR(gated_8_1, 1, 1, STAGES_OF<1>, true)
+LINEAR(gated_16_1, 2, 1, STAGES_OF<1>, true)
+#if MOST == 1
+LINEAR(linear_32_1, 4, 1, STAGES_OF<1>, false)
+LINEAR(linear_64_1, 8, 1, STAGES_OF<1>, false)
+LINEAR(gated_32_1, 4, 1, STAGES_OF<1>, true)
+LINEAR(gated_64_1, 8, 1, STAGES_OF<1>, true)
+#else
+LINEAR(linear_8_2, 1, 2, STAGES_OF<2>, false)
 LINEAR(linear_16_2, 2, 2, STAGES_OF<2>, false)
 LINEAR(linear_32_2, 4, 2, STAGES_OF<2>, false)
 LINEAR(linear_64_2, 8, 2, STAGES_OF<2>, false)
-LINEAR(gated_8_1, 1, 1, STAGES_OF<1>, true)
 LINEAR(gated_8_2, 1, 2, STAGES_OF<2>, true)
-LINEAR(gated_16_1, 2, 1, STAGES_OF<1>, true)
 LINEAR(gated_16_2, 2, 2, STAGES_OF<2>, true)
 LINEAR(gated_32_2, 4, 2, STAGES_OF<2>, true)
 LINEAR(gated_64_2, 8, 2, STAGES_OF<2>, true)
+#endif

@@ -11,6 +11,15 @@ SPAN = 128
 TILE_HEADS = 16
 
 
+def require_room(head_dim: int, shared: int) -> None:
+    """Raises ValueError where a block's `shared` bytes of shared memory do not hold a span of such
+    heads and what attention keeps beside it."""
+    padded = padded_head(head_dim)
+    if 2 * SPAN * padded * 2 + 48 * padded + (4 << 10) > shared:
+        message = f"heads of {head_dim} values: a block of this device has {shared >> 10} KiB"
+        raise ValueError(f"{message} of shared memory, too little for {SPAN} keys of theirs")
+
+
 class CudaPlane(CudaEntries):
     """Keys and values, bf16 [blocks, kv_heads, block_tokens, head_dim padded to 32]."""
 

@@ -8,7 +8,7 @@ from kernels_numba.backend import Norm
 from kernels_numba.gpu.dealing import WARPS, Deal, deal, deal_short
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CHUNK, CudaMatrix, CudaTensor, CudaVector
-from kernels_numba.gpu.source import HOPPER, ROWS, tile_unit
+from kernels_numba.gpu.source import HOPPER, ROWS, rings_of, tile_unit
 from kernels_numba.gpu.wide import Wide
 from kernels_numba.weights import LAYOUTS, Scale
 
@@ -20,8 +20,6 @@ BLOCK_ROWS = 128
 MOST_BYTES = 0xFFFF0000
 """One expert's or a whole dense matrix: the tiled kernel counts in 32 bits."""
 NO_WEIGHTS = (0, 0, 0, 0, 0)
-STAGES = 4
-"""The tiled kernel's own constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +37,8 @@ def shape_of(count: int, widest: int = 128) -> Shape:
     return Shape(few=False, size=widest)
 
 
-def widest_tile(matrix: CudaMatrix) -> int:
-    """Rows of x of the widest tiled kernel: FP8's sums of groups need their own registers."""
-    return 64 if matrix.group else 128
+BROAD, NARROW = 128, 64
+"""Rows of x that the tiled kernels take."""
 
 
 def _stage_bytes(matrix: CudaMatrix, size: int) -> int:
@@ -83,9 +80,10 @@ class Grouping:
 class Project:
     """Holds the normed input that projections read."""
 
-    def __init__(self, kernels: Kernels, capacity: int, processors: int) -> None:
+    def __init__(self, kernels: Kernels, capacity: int, processors: int, shared: int) -> None:
         self._kernels = kernels
-        self._processors = processors
+        self._processors, self._shared = processors, shared
+        self._rings = rings_of(shared)
         self._capacity = capacity
         self._input = CudaTensor(capacity, 1, wide=False)
         self._wide: Wide | None = None
@@ -97,6 +95,12 @@ class Project:
         if self._wide is None or not self._wide.takes(matrix, rows, gated=gated):
             return None
         return self._wide
+
+    def widest_tile(self, matrix: CudaMatrix) -> int:
+        """Rows of x of the widest tiled kernel: FP8's sums of groups need their own registers, and
+        chunks their room."""
+        room = self._rings.stages * _stage_bytes(matrix, BROAD)
+        return NARROW if matrix.group or room > self._shared else BROAD
 
     def make_room(self, columns: int) -> None:
         """Let inputs of `columns` values be prepared."""
@@ -168,7 +172,7 @@ class Project:
         output: tuple[int, ...],
         grouping: Grouping | None,
     ) -> None:
-        shape = shape_of(count, widest_tile(matrix)) if grouping is None else grouping.shape
+        shape = shape_of(count, self.widest_tile(matrix)) if grouping is None else grouping.shape
         wide = None if shape.few else self.wide(matrix, rows, gated=kind == "gated")
         if wide is not None and wide.gives(output, gated=kind == "gated"):
             self._widely(wide, kind, count, source, matrix, rows, output, grouping)
@@ -219,9 +223,18 @@ class Project:
             dealing = (*own, grouping.tiles, grouping.used, grouping.gather)
         alone: Deal | None = None
         if kind == "linear" and grouping is None:
-            alone = deal_short(matrix.form, rows, matrix.chunks, count, self._processors)
+            alone = deal_short(
+                matrix.form, rows, matrix.chunks, count, self._processors, self._shared
+            )
         dealt_as = alone or deal(
-            kind, matrix.form, matrix.group, rows, tiles, shape.size, self._processors
+            kind,
+            matrix.form,
+            matrix.group,
+            rows,
+            tiles,
+            shape.size,
+            self._processors,
+            self._rings,
         )
         self._kernels.launch(
             dealt_as.unit, dealt_as.name, (dealt_as.blocks,), 32 * WARPS,
@@ -248,10 +261,10 @@ class Project:
             raise ValueError(f"a matrix of {every} rows exceeds {MOST_BYTES} bytes")
         name = "tile" if kind == "linear" else f"tile_{kind}"
         self._kernels.launch(
-            tile_unit(matrix.form, matrix.group), f"{name}_{shape.size}",
+            tile_unit(matrix.form, matrix.group, self._rings), f"{name}_{shape.size}",
             (tiles, -(-every // BLOCK_ROWS)), THREADS,
             (*matrix.weights, rows, matrix.chunks, x.pointer, x.stride, *output,
              0 if grouping is None else grouping.tiles,
              0 if grouping is None else grouping.gather, count),
-            STAGES * _stage_bytes(matrix, shape.size),
+            self._rings.stages * _stage_bytes(matrix, shape.size),
         )  # fmt: skip

@@ -46,11 +46,32 @@ class Unit:
 
 HEAD_STEP = 32
 """Heads in the cache are padded to whole steps of the score kernel."""
-RING_BYTES = 96 << 10
-"""Shared memory in which a streaming block holds weights on their way: two blocks, of this kernel
-or of the next, share a processor."""
-ALONE_RING_BYTES = 64 << 10
-"""The same where linear_few.cu takes a matrix alone: what is left caches rows of x and scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """What blocks hold of weights on their way: bytes of a streaming block, of one of linear_few.cu
+    that takes a matrix alone (what is left caches rows of x), streaming blocks that share a
+    processor, chunks of a tiled block."""
+
+    stream: int
+    alone: int
+    blocks: int
+    stages: int
+
+
+LARGE = Rings(96 << 10, 64 << 10, blocks=2, stages=4)
+SMALL = Rings(64 << 10, 64 << 10, blocks=1, stages=3)
+"""Where a block's shared memory has no room for LARGE: GB10 has 99 KiB."""
+LARGE_BYTES = 168 << 10
+"""Shared memory of a block that LARGE needs at most: rings or chunks, and sums."""
+
+
+def rings_of(shared: int) -> Rings:
+    """For a device whose blocks have `shared` bytes of shared memory at most."""
+    return LARGE if shared >= LARGE_BYTES else SMALL
+
+
 SCALE_BYTES = 4 << 10
 """What linear_few.cu needs beside its ring for FP8's scales, at most."""
 FORMS = ((Form.BF16, 0), (Form.NVFP4, 0), (Form.FP8_BLOCK, 128), (Form.FP8_BLOCK, 32))
@@ -61,8 +82,9 @@ def _format(form: Form, group: int) -> tuple[tuple[str, int], ...]:
     return (("FORMAT", int(form)), *((("GROUP", group),) if group else ()))
 
 
-def linear_unit(form: Form, group: int = 0) -> Unit:
-    return Unit("linear", (*_format(form, group), ("RING", RING_BYTES)))
+def linear_unit(form: Form, group: int = 0, rings: Rings = LARGE) -> Unit:
+    strips = 2 if rings is LARGE else 1
+    return Unit("linear", (*_format(form, group), ("RING", rings.stream), ("MOST", strips)))
 
 
 SHORT = Unit("linear_short", _format(Form.BF16, 0))
@@ -75,17 +97,17 @@ def few_strips(form: Form) -> tuple[int, ...]:
     return (2, 4 if form is Form.NVFP4 else 3)
 
 
-def few_unit(form: Form, group: int = 0, *, alone: bool = False) -> Unit:
-    ring = ALONE_RING_BYTES if alone else RING_BYTES
+def few_unit(form: Form, group: int = 0, rings: Rings = LARGE, *, alone: bool = False) -> Unit:
+    ring = rings.alone if alone else rings.stream
     return Unit("linear_few", (*_format(form, group), ("RING", ring), ("ALONE", int(alone))))
 
 
-def alone_unit(form: Form, group: int = 0) -> Unit:
-    return few_unit(form, group, alone=True)
+def alone_unit(form: Form, group: int = 0, rings: Rings = LARGE) -> Unit:
+    return few_unit(form, group, rings, alone=True)
 
 
-def tile_unit(form: Form, group: int = 0) -> Unit:
-    return Unit("tile", _format(form, group))
+def tile_unit(form: Form, group: int = 0, rings: Rings = LARGE) -> Unit:
+    return Unit("tile", (*_format(form, group), ("STAGES", rings.stages)))
 
 
 WIDE_FORMS = (Form.BF16, Form.NVFP4)
@@ -140,15 +162,16 @@ RANDOM, STEP, COLLECTIVE, BUS = (
 )
 
 
-def shared_units() -> list[Unit]:
+def shared_units(rings: Rings = LARGE) -> list[Unit]:
     """What every model may need, whatever its heads."""
-    matrices = [
-        unit(*form) for unit in (linear_unit, few_unit, alone_unit, tile_unit) for form in FORMS
-    ]
+    makers = (linear_unit, few_unit, alone_unit, tile_unit)
+    matrices = [unit(*form, rings) for unit in makers for form in FORMS]
     return [ROWS, MOE, PICK, STEP, SHORT, *matrices, *map(wide_unit, WIDE_FORMS)]
 
 
-def all_units(head_dims: tuple[int, ...] = (16, 64, 96, 128, 256)) -> list[Unit]:
+def all_units(
+    head_dims: tuple[int, ...] = (16, 64, 96, 128, 256), rings: Rings = LARGE
+) -> list[Unit]:
     """Every source in every form it is compiled in, for heads of these widths."""
     attention = [unit for dim in head_dims for unit in attention_units(dim)]
-    return [*shared_units(), RANDOM, COLLECTIVE, BUS, *attention]
+    return [*shared_units(rings), RANDOM, COLLECTIVE, BUS, *attention]

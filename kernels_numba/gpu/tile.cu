@@ -7,7 +7,6 @@
 #include "weights.cuh"
 
 constexpr int BM = 128;
-constexpr int STAGES = 4;
 constexpr int THREADS = 256;
 constexpr int INPUT_UNITS = CHUNK / 8;
 constexpr int DATA_UNITS = CHUNK_BYTES / 16;

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernels_numba.gpu.picker import KEY_BYTES
-from kernels_numba.gpu.source import FOLDER, PICK, STEP, Unit, all_units, source
+from kernels_numba.gpu.source import FOLDER, PICK, SMALL, STEP, Unit, all_units, source
 
 nvrtc = pytest.importorskip(
     "cuda.bindings.nvrtc", reason="cuda-bindings is not installed: pip install 'dgpp[dev]'"
@@ -48,25 +48,31 @@ def compiler() -> None:
 def chosen() -> list[tuple[Unit, str]]:
     """Every source for every architecture, every unit for one: of a source's units each second one,
     and of the next source's the others, so that each form of weights meets each too."""
-    by_source: dict[str, list[Unit]] = {}
-    for unit in all_units():
-        if not unit.architecture:
-            by_source.setdefault(unit.name, []).append(unit)
+    by_source: dict[str, list[dict[str, Unit]]] = {}
+    for units in MADE:
+        by_source.setdefault(units[ARCHITECTURES[0]].name, []).append(units)
     pairs = []
-    for number, units in enumerate(by_source.values()):
-        if len(units) == 1:
-            pairs += [(units[0], architecture) for architecture in ARCHITECTURES]
+    for number, made in enumerate(by_source.values()):
+        if len(made) == 1:
+            pairs += [(unit, architecture) for architecture, unit in made[0].items()]
         else:
-            pairs += [(u, ARCHITECTURES[(number + n) % 2]) for n, u in enumerate(units)]
+            turns = [ARCHITECTURES[(number + n) % 2] for n in range(len(made))]
+            pairs += [(units[turn], turn) for units, turn in zip(made, turns, strict=True)]
     return pairs
 
 
+MADE = [
+    dict(zip(ARCHITECTURES, units, strict=True))
+    for units in zip(all_units(), all_units(rings=SMALL), strict=True)
+    if not units[0].architecture
+]
+"""Each unit as each architecture compiles it: GB10's rings are small."""
 CHOSEN = chosen()
 REST = [
     (unit, architecture)
-    for unit in all_units()
-    for architecture in ARCHITECTURES
-    if not unit.architecture and (unit, architecture) not in CHOSEN
+    for units in MADE
+    for architecture, unit in units.items()
+    if (unit, architecture) not in CHOSEN
 ]
 
 
@@ -122,12 +128,13 @@ def test_the_draw_fuses_and_flushes_nothing() -> None:
 
 
 def test_each_source_and_each_form_meets_each_architecture() -> None:
-    units = [unit for unit in all_units() if not unit.architecture]
-    assert {unit for unit, _ in CHOSEN} == set(units)
+    met = {unit for unit, _ in CHOSEN}
+    assert all(met & set(units.values()) for units in MADE)
     both = set(ARCHITECTURES)
-    forms = {unit.defines for unit in units if unit.name == "tile"}
+    made = {unit for units in MADE for unit in units.values()}
+    forms = {unit.defines[:-1] for unit in made if unit.name == "tile"}
     assert len(forms) == 4
-    for name in {unit.name for unit in units}:
+    for name in {unit.name for unit in made}:
         assert {a for unit, a in CHOSEN if unit.name == name} == both, name
     for form in forms:
         assert {a for unit, a in CHOSEN if set(form) <= set(unit.defines)} == both, form

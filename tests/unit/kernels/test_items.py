@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_numba.gpu.dealing import Shares, deal, deal_short, groups_of, shares_of, strips_of
+from kernels_numba.gpu.source import FORMS, LARGE, SMALL, Rings, rings_of
 from kernels_numba.weights import Form
 
 BLOCKS = 264
+A100, GB10, H200 = 163 << 10, 99 << 10, 227 << 10
+"""Shared memory of a block at most; a processor has a KiB more, each of its blocks takes one."""
 
 
 @given(
@@ -128,6 +131,28 @@ def test_few_rows_of_a_large_matrix_have_a_kernel_of_their_own() -> None:
     assert (small.name, small.groups) == ("linear_8_1", 96)
 
 
+def test_rings_are_as_large_as_a_block_has_room_for() -> None:
+    assert [rings_of(room) for room in (GB10, A100, H200)] == [SMALL, SMALL, LARGE]
+
+
+@pytest.mark.parametrize(("rings", "room"), [(SMALL, GB10), (LARGE, H200)])
+@pytest.mark.parametrize(("form", "group"), FORMS)
+@pytest.mark.parametrize("kind", ["linear", "gated"])
+def test_blocks_find_their_shared_memory(
+    kind: str, form: Form, group: int, rings: Rings, room: int
+) -> None:
+    for rows in (8, 160, 1536, 5120, 17408, 248320):
+        for tiles in (1, 9, 60) if rows <= 5120 else (1,):
+            for size in (8, 16, 32, 64):
+                made = deal(kind, form, group, rows, tiles, size, 48, rings)
+                assert made.shared <= room
+                if "few" in made.name:
+                    assert rings.blocks * ((1 << 10) + made.shared) <= (1 << 10) + room
+    for count in range(1, 9):
+        short = deal_short(form, 160, 80, count, 48, room)
+        assert short is None or short.shared <= room
+
+
 def test_too_many_rows_are_named() -> None:
     with pytest.raises(ValueError, match="of 4194304 rows has too many"):
         deal("linear", Form.BF16, 0, 1 << 22, 2, 8, 132)
@@ -136,12 +161,12 @@ def test_too_many_rows_are_named() -> None:
 def test_a_matrix_of_few_weights_has_a_kernel_of_its_own() -> None:
     # A router of 160 rows, 80 chunks each: 8 of 10,240 bytes and 2,048 of sums, and rows of x.
     for count, shared in ((1, 94_272), (8, 166_400)):
-        made = deal_short(Form.BF16, 160, 80, count, 132)
+        made = deal_short(Form.BF16, 160, 80, count, 132, H200)
         assert made is not None
         assert (made.name, made.blocks, made.shared) == ("linear_short", 20, shared)
     # One row more than the processors have bands; more of x; longer rows; other weights.
-    assert deal_short(Form.BF16, 8 * 132, 80, 8, 132) is not None
-    assert deal_short(Form.BF16, 8 * 132 + 1, 80, 8, 132) is None
-    assert deal_short(Form.BF16, 160, 80, 9, 132) is None
-    assert deal_short(Form.BF16, 256, 113, 8, 132) is None
-    assert deal_short(Form.NVFP4, 160, 80, 1, 132) is None
+    assert deal_short(Form.BF16, 8 * 132, 80, 8, 132, H200) is not None
+    assert deal_short(Form.BF16, 8 * 132 + 1, 80, 8, 132, H200) is None
+    assert deal_short(Form.BF16, 160, 80, 9, 132, H200) is None
+    assert deal_short(Form.BF16, 256, 113, 8, 132, H200) is None
+    assert deal_short(Form.NVFP4, 160, 80, 1, 132, H200) is None
