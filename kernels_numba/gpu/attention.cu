@@ -11,10 +11,6 @@ constexpr int WARPS = 4;
 constexpr int THREADS = 32 * WARPS;
 constexpr int BLOCK_HEADS = WARPS * WARP_HEADS;
 
-// Blocks that find room at once. More come in turns, and the later ones do not wait: they would run
-// twice for nothing.
-constexpr u32 FEW_BLOCKS = 256;
-
 // Where a row's keys and values go: the place of one head at one position.
 struct Cache {
     u16* keys;
@@ -457,6 +453,10 @@ __device__ __forceinline__ float merge_head(
     }
     return __fdiv_rn(merged.value, merged.sum);
 }
+
+// Blocks that find room at once. More come in turns, and the later ones do not wait: they would run
+// twice for nothing.
+constexpr u32 FEW_BLOCKS = 256;
 
 // Merge a row's spans in order. One block of HEAD_DIM threads per (head, row).
 extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from kernels_numba.gpu.source import (
     LARGE,
-    SCALE_BYTES,
+    SCALE_ROOM,
     SHORT,
     Rings,
     Unit,
@@ -108,7 +108,7 @@ def deal(
             raise ValueError(f"a matrix of {rows} rows has too many for a streaming launch")
         unit, name = few_unit(form, group, rings, alone=made.alone), f"{kind}_few_{made.strips}"
         ring = rings.alone if made.alone else rings.stream
-        ring += SCALE_BYTES if form is Form.FP8_BLOCK else 0
+        ring += SCALE_ROOM if form is Form.FP8_BLOCK else 0
     else:
         every = -(-bands // each)
         strips = 1 if rings is not LARGE else _broad(form, every * tiles, size, processors)

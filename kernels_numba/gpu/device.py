@@ -16,6 +16,8 @@ OLDEST_DRIVER = 13000
 """CUDA version that the driver must serve: what NVRTC 13.0 compiles, it has to load."""
 OLDEST_ARCHITECTURE = (8, 0)
 """Compute capability of the first devices with bf16 matrix instructions."""
+_BLOCK_SHARED = 97
+"""cudaDevAttrMaxSharedMemoryPerBlockOptin."""
 _PROBE = 'extern "C" __global__ void probe(int* out) { *out = 7; }'
 
 
@@ -108,7 +110,7 @@ def open_device(index: int = 0) -> Device:
         int(total),
         driver,
         bool(properties.get("integrated", 0)),
-        int(properties["sharedMemPerBlockOptin"]),
+        int(runtime.deviceGetAttribute(_BLOCK_SHARED, index)),
     )
 
 

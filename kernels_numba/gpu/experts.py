@@ -112,7 +112,8 @@ class Mixture:
         if self._project.wide(experts.gate_up, experts.intermediate, gated=True) is not None:
             return WIDEST
         few = pairs < BROAD.size // 2 * number
-        return NARROW if few or self._project.widest_tile(experts.gate_up) < BROAD.size else BROAD
+        widest = min(map(self._project.widest_tile, (experts.gate_up, experts.down)))
+        return NARROW if few or widest < BROAD.size else BROAD
 
     def _group(self, count: int, number: int, handle: RouteHandle, shape: Shape) -> Grouping:
         pairs = count * handle.top

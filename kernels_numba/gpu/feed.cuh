@@ -1,5 +1,5 @@
-// What linear_few.cu works on, and how it comes to a warp: weights through shared memory,
-// their scales and rows of x in registers, all asked for ahead of time.
+// What linear_few.cu works on, and how it comes to a warp: weights, and FP8's scales with them, through
+// shared memory, NVFP4's scales and rows of x in registers, all asked for ahead of time.
 //
 // A strip is what one matrix instruction takes: two bands of eight rows (GATED: one of gate rows and its
 // one of up rows). An item is some strips that follow one another, against one tile of rows of x.
@@ -142,7 +142,7 @@ struct Lines {
         lone = span.lone;
     }
 
-    // Whether the lane has a row in this half of a strip.
+    // Whether there is such a band. Its last rows may lie behind the matrix, where there is room.
     __device__ __forceinline__ bool has(int strip, int half) const {
         const bool taken = strip == 0 && half == 0 && lone;
         return !taken && (GATED ? strip : 2 * strip + half) < own;

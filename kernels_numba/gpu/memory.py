@@ -113,11 +113,16 @@ class CudaMatrix:
         cupy = load_cupy()
         layout = LAYOUTS[self.form]
         scaled = layout.scale is not Scale.NONE
-        lines = -(-rows // LINE_ROWS) if layout.grid else rows
+        lines = -(-rows // LINE_ROWS)
+        # Kernels read whole lines: there are rows behind the last one.
+        held = lines * LINE_ROWS
         kind = cupy.uint16 if self.form is Form.BF16 else cupy.uint8
-        self.data = cupy.zeros((rows, layout.code_bytes(depth) // kind().itemsize), kind)
+        self.data = cupy.zeros((held, layout.code_bytes(depth) // kind().itemsize), kind)[:rows]
         groups = depth // (self.group or layout.group) if scaled else 0
-        self.scale = cupy.zeros((lines if scaled else 0, groups), layout.scale.dtype)
+        scale = cupy.zeros(
+            ((lines if layout.grid else held) if scaled else 0, groups), layout.scale.dtype
+        )
+        self.scale = scale[: lines if layout.grid else rows]
         self.factors = cupy.zeros((rows if layout.factor else 0,), cupy.float32)
 
     def _addresses(self) -> tuple[int, int, int, int, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kernels_numba.backend import Norm
 from kernels_numba.gpu.dealing import WARPS, Deal, deal, deal_short
 from kernels_numba.gpu.kernels import Kernels
-from kernels_numba.gpu.memory import CHUNK, CudaMatrix, CudaTensor, CudaVector
+from kernels_numba.gpu.memory import CHUNK, LINE_ROWS, CudaMatrix, CudaTensor, CudaVector
 from kernels_numba.gpu.source import HOPPER, ROWS, rings_of, tile_unit
 from kernels_numba.gpu.wide import Wide
 from kernels_numba.weights import LAYOUTS, Scale
@@ -46,8 +46,9 @@ def _stage_bytes(matrix: CudaMatrix, size: int) -> int:
     layout, chunk = LAYOUTS[matrix.form], CHUNK[matrix.form]
     scales = 0
     if layout.scale is not Scale.NONE:
-        scales = chunk // (matrix.group or layout.group) * layout.scale.dtype.itemsize
-    return BLOCK_ROWS * (layout.code_bytes(chunk) + scales) + size * chunk * 2
+        lines = BLOCK_ROWS // LINE_ROWS if layout.grid else BLOCK_ROWS
+        scales = lines * chunk // (matrix.group or layout.group) * layout.scale.dtype.itemsize
+    return BLOCK_ROWS * layout.code_bytes(chunk) + scales + size * chunk * 2
 
 
 @dataclass(frozen=True, slots=True)

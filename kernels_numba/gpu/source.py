@@ -72,7 +72,7 @@ def rings_of(shared: int) -> Rings:
     return LARGE if shared >= LARGE_BYTES else SMALL
 
 
-SCALE_BYTES = 4 << 10
+SCALE_ROOM = 4 << 10
 """What linear_few.cu needs beside its ring for FP8's scales, at most."""
 FORMS = ((Form.BF16, 0), (Form.NVFP4, 0), (Form.FP8_BLOCK, 128), (Form.FP8_BLOCK, 32))
 """Forms and, for FP8, the groups of values that share a scale."""
@@ -92,7 +92,7 @@ SHORT = Unit("linear_short", _format(Form.BF16, 0))
 
 
 def few_strips(form: Form) -> tuple[int, ...]:
-    """Strips of an item for which linear_few.cu has kernels. The ring holds two chunks of the
+    """Strips of an item for which linear_few.cu has kernels. The ring holds a chunk of the
     most."""
     return (2, 4 if form is Form.NVFP4 else 3)
 

@@ -35,7 +35,7 @@ struct Stage {
 #if FORMAT != 1
     struct __align__(SCALE_BYTES) Scales {
         u8 bytes[SCALE_BYTES];
-    } scale[BM];
+    } scale[BM / SCALE_ROWS];
 #endif
 };
 
@@ -59,7 +59,8 @@ struct Loader {
             data[i] = static_cast<u32>((row - base) * stride + index % DATA_UNITS * 16);
         }
 #if FORMAT != 1
-        scale = scales + weight_row(threadIdx.x % BM, n0, n, base) / SCALE_ROWS * scale_stride;
+        const int line = threadIdx.x % (BM / SCALE_ROWS);
+        scale = scales + weight_row(line * SCALE_ROWS, n0, n, base) / SCALE_ROWS * scale_stride;
 #endif
     }
 
@@ -97,7 +98,7 @@ struct Loader {
             copy_async_16(shared_address(&stage.input[place]), input_base + input[i] + chunk * CHUNK * 2);
         }
 #if FORMAT != 1
-        if (threadIdx.x < BM) {
+        if (threadIdx.x < BM / SCALE_ROWS) {
             copy_async<SCALE_BYTES>(&stage.scale[threadIdx.x], scale + chunk * SCALE_BYTES);
         }
 #endif
@@ -214,7 +215,7 @@ struct Parts {
             float scale[2];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const u8* own = stage.scale[row + 16 * m + 8 * half].bytes;
+                const u8* own = stage.scale[(row + 16 * m + 8 * half) / SCALE_ROWS].bytes;
                 scale[half] = reinterpret_cast<const float*>(own)[group];
             }
 #pragma unroll

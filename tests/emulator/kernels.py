@@ -132,6 +132,9 @@ class EmulatedKernels:
     def __init__(self, copy: int = 0) -> None:
         self._copy = copy
 
+    room = 227 << 10
+    """Shared memory of a block at most."""
+
     def prepare(self, units: Iterable[Unit]) -> None:
         """Nothing: units compile when they are first launched."""
 
@@ -145,6 +148,8 @@ class EmulatedKernels:
         shared: int = 0,
         **_: Any,
     ) -> None:
+        if shared > self.room:
+            raise RuntimeError(f"{unit}: {name} asks for {shared} bytes of shared memory")
         held = library(unit, self._copy)
         wanted = getattr(held, f"emulated_count_{name}")()
         if wanted != len(arguments):

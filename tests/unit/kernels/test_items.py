@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_numba.gpu.dealing import Shares, deal, deal_short, groups_of, shares_of, strips_of
+from kernels_numba.gpu.project import NARROW, _stage_bytes
 from kernels_numba.gpu.source import FORMS, LARGE, SMALL, Rings, rings_of
 from kernels_numba.weights import Form
 
@@ -151,6 +153,8 @@ def test_blocks_find_their_shared_memory(
     for count in range(1, 9):
         short = deal_short(form, 160, 80, count, 48, room)
         assert short is None or short.shared <= room
+    matrix = SimpleNamespace(form=form, group=group)
+    assert rings.stages * _stage_bytes(matrix, NARROW) <= room
 
 
 def test_too_many_rows_are_named() -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from kernel_oracles import bf16_rows, random_part, rows_of, tensor_of
 
-from kernels_numba.weights import Form
+from kernels_numba.backend import Routing
+from kernels_numba.weights import Form, Part
 
 GB10 = 99 << 10
-ROWS, COLUMNS = 168, 1664
+COLUMNS = 1664
 COUNTS = (1, 8, 16, 30, 60, 70)
 """Rows of x for every kernel: streaming ones of few, of 8, 16, 32 and 64, and the tiled one."""
 
@@ -24,26 +25,84 @@ def small(backend):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "open_device", lambda _index: replace(backend.device, shared=GB10))
-        return module.CudaBackend(backend.capacity)
+        made = module.CudaBackend(backend.capacity)
+    # A GPU would take more; the emulated one takes what it is told.
+    made._kernels.room = GB10
+    return made
+
+
+def fp8_part(group: int, rows: int, seed: int) -> Part:
+    """A part of `rows` rows with blocks of 8 rows and `group` columns."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0x30, 0x48, (rows, COLUMNS)).astype(np.uint8)
+    scale = rng.uniform(0.5, 2, (-(-rows // 8), -(-COLUMNS // group))).astype(np.float32)
+    return Part(Form.FP8_BLOCK, codes, scale, block=(8, group))
 
 
 @pytest.mark.parametrize("form", [Form.BF16, Form.NVFP4, Form.FP8_BLOCK])
 @pytest.mark.parametrize("gated", [False, True])
 def test_small_rings_change_no_bit(backend, small, form, gated) -> None:
-    parts = [random_part(form, ROWS, COLUMNS, seed)[0] for seed in (1, 2)]
+    # Five bands a processor, and so many rows that none of a last one is left.
+    rows = 40 * backend.device.processors
+    parts = [random_part(form, rows, COLUMNS, seed)[0] for seed in (1, 2)]
     x = bf16_rows(np.random.default_rng(3), COUNTS[-1], COLUMNS)
 
     def run(on, count: int) -> np.ndarray:
-        out = on.tensor(ROWS if gated else 2 * ROWS, wide=not gated)
+        out = on.tensor(rows if gated else 2 * rows, wide=not gated)
         product = on.gated if gated else on.linear
         product(rows_of(on, count), tensor_of(on, x), on.matrix(parts), out)
         return on.read(out, count)
 
+    together = run(backend, COUNTS[-1])
     for count in COUNTS:
-        np.testing.assert_array_equal(run(small, count), run(backend, count))
+        got = run(small, count)
+        np.testing.assert_array_equal(got, together[:count])
+        np.testing.assert_array_equal(got, run(backend, count))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_narrow_scales_go_along_with_weights(backend, gated) -> None:
+    if backend.name != "cuda":
+        pytest.skip("how scales come to a multiplication is a GPU's")
+    # As many rows as linear_few.cu takes for few of x, a lone band of eight among them.
+    rows = 40 * backend.device.processors + 8
+    matrix = backend.matrix([fp8_part(32, rows, seed) for seed in (1, 2)])
+    x = tensor_of(backend, bf16_rows(np.random.default_rng(3), 16, COLUMNS))
+
+    def run(count: int) -> np.ndarray:
+        out = backend.tensor(rows if gated else 2 * rows, wide=not gated)
+        product = backend.gated if gated else backend.linear
+        product(rows_of(backend, count), x, matrix, out)
+        return backend.read(out, count)
+
+    together = run(16)
+    for count in (1, 8):
+        np.testing.assert_array_equal(run(count), together[:count])
 
 
 def test_heads_without_room_are_named(small) -> None:
     with pytest.raises(ValueError, match=r"heads of 256 values: a block of this device has 99 KiB"):
         small.plane(2, 16, 1, 256)
     assert small.plane(2, 16, 1, 128).padded == 128
+
+
+def test_experts_without_room_are_named(small) -> None:
+    """Keys and scores of sixteen rows, eight bytes an expert, beside eight KiB."""
+    most = ((99 - 8) << 10) // (16 * 8)
+    gate = small.dummy(Form.BF16, most + 1, 64, 1)
+    bias = small.vector(np.zeros(most + 1, np.float32))
+    routing = Routing(gate, bias, most + 1, 8, normalise=True, scale=1.0)
+    rows = rows_of(small, 1)
+    with pytest.raises(ValueError, match=f"8 of {most + 1} experts: at most 32 of {most}"):
+        small.route(rows, small.tensor(64), routing, small.routes(8))
+
+
+@pytest.mark.parametrize("form", [Form.BF16, Form.NVFP4, Form.FP8_BLOCK])
+def test_kernels_may_read_whole_bands(backend, form) -> None:
+    if backend.name != "cuda":
+        pytest.skip("bands are a GPU's")
+    held = backend.dummy(form, 21, 256, 1)
+    assert held.data.shape[0] == 21
+    assert held.data.base.shape[0] == 24
+    if form is Form.NVFP4:
+        assert held.scale.base.shape[0] == 24
