@@ -42,6 +42,11 @@ class Kernels:
         self._functions: dict[tuple[Unit, str, int], Any] = {}
         self._shared: dict[tuple[Unit, str], int] = {}
 
+    def share_device(self) -> None:
+        """Start no kernel early from now on: where ranks share a device, kernels that have started
+        behind one's waiting sum could hold the room that the other needs to come to it."""
+        self._early = False
+
     def prepare(self, units: Iterable[Unit]) -> None:
         """Compile `units` now, but those of other architectures. Raises CudaError naming the source
         that does not."""

@@ -86,7 +86,9 @@ class RankMemory:
             if rank == self._rank:
                 bases.append(self._base)
             elif process == os.getpid():
-                if device != self._device:
+                if device == self._device:
+                    self._kernels.share_device()
+                else:
                     _enable(device, rank)
                 bases.append(base)
             else:

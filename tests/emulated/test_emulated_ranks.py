@@ -33,6 +33,8 @@ class World:
         for rank in self.ranks:
             rank.connect(tickets)
             rank.limit(60.0)
+            # Emulated ranks are threads that share device 0.
+            assert rank._kernels.shares
         self._pool = ThreadPoolExecutor(world)
         self.barrier = threading.Barrier(world)
 

@@ -128,12 +128,16 @@ class EmulatedKernels:
     """Launches run at once, in the caller's thread, or when the recorded graph does."""
 
     architecture = "emulated"
+    room = 227 << 10
+    """Shared memory of a block at most."""
 
     def __init__(self, copy: int = 0) -> None:
         self._copy = copy
+        self.shares = False
 
-    room = 227 << 10
-    """Shared memory of a block at most."""
+    def share_device(self) -> None:
+        """Nothing starts early here."""
+        self.shares = True
 
     def prepare(self, units: Iterable[Unit]) -> None:
         """Nothing: units compile when they are first launched."""

@@ -81,6 +81,23 @@ def test_what_a_kernel_declares_counts_with_what_it_is_launched_with(faked) -> N
         assert attributes.max_dynamic_shared_size_bytes == allowed
 
 
+def test_kernels_of_a_rank_that_shares_its_device_start_in_turn(faked) -> None:
+    module = SimpleNamespace(
+        compile=lambda: None,
+        get_function=lambda _name: SimpleNamespace(
+            shared_size_bytes=0, kernel=SimpleNamespace(ptr=1)
+        ),
+    )
+    held = faked(_Nvrtc(), lambda path: module)()
+    held._cupy.cuda.get_current_stream = lambda: SimpleNamespace(ptr=2)
+    started: list[bool] = []
+    held._launcher.launch = lambda *_, early: started.append(early)
+    held.launch(ROWS, "norm_rows", (1,), 32, (), early=True)
+    held.share_device()
+    held.launch(ROWS, "norm_rows", (1,), 32, (), early=True)
+    assert started == [True, False]
+
+
 def test_cuda_sources_are_counted_and_compiled_once(faked, caplog) -> None:
     nvrtc, loaded = _Nvrtc(), []
 
