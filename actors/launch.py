@@ -36,6 +36,7 @@ from dgpp.models.plan import (
     prefix_snapshots,
     require_fit,
 )
+from dgpp.models.registry import family_of
 from dgpp.net.paths import Route, path_of
 from dgpp.sample.params import SamplingParams
 from dgpp.serve.served import ServedModel, sampling_defaults, with_top_p
@@ -134,9 +135,10 @@ def _plan(
     settings: Settings, files: ModelFiles, backend: str, room: Room, lanes: int
 ) -> MemoryPlan:
     sizes = memory_settings(settings, backend, unified=room.unified, lanes=lanes)
-    for missing in sizes.forms.missing(backend):
+    config = read_json(files.config)
+    for missing in (*family_of(config).missing(backend), *sizes.forms.missing(backend)):
         raise ConfigError(missing)
-    return plan_memory(read_json(files.config), sizes, settings.world_size)
+    return plan_memory(config, sizes, settings.world_size)
 
 
 def sharers(settings: Settings, backend: str, room: Room, rank: int) -> int:

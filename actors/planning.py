@@ -18,6 +18,7 @@ from dgpp.engine.room import Room
 from dgpp.errors import CheckpointError
 from dgpp.models.dflash2.plan import with_drafter
 from dgpp.models.plan import HEADROOM, MemoryPlan, plan_memory, require_fit
+from dgpp.models.registry import family_of
 
 
 class Elsewhere(NamedTuple):
@@ -71,7 +72,8 @@ def elsewhere(
     if engine.dflash_model:
         drafter, more = _config(engine.dflash_model, deployments)
         plan, said = with_drafter(plan, config, drafter, sizes, world), said + more
-    return structs.replace(plan, notes=(*plan.notes, *sizes.forms.missing(backend), *said))
+    missing = [*sizes.forms.missing(backend), *family_of(config).missing(backend)]
+    return structs.replace(plan, notes=(*plan.notes, *missing, *said))
 
 
 def _config(model: str, deployments: Path) -> tuple[dict[str, Any], tuple[str, ...]]:

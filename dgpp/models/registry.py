@@ -143,7 +143,7 @@ class Family:
     `takes` says which forms it can be held in beside the checkpoint's own.
 
     `exact` makes of a configuration that of the same model which keeps cached rows as they were
-    computed; None where a family rounds none.
+    computed; None where a family rounds none. `backends` are those whose kernels compute it.
     """
 
     name: str
@@ -151,6 +151,14 @@ class Family:
     build: Callable[..., Any]
     takes: FamilyForms = BARE
     exact: Callable[[Any], Any] | None = None
+    backends: tuple[str, ...] = ("cpu",)
+
+    def missing(self, backend: str) -> tuple[str, ...]:
+        """What is said where `backend` does not compute the family; else nothing."""
+        if backend in self.backends:
+            return ()
+        message = f"engine.backend: {backend} does not compute {self.name} yet"
+        return (f"{message}; set it to {' or '.join(self.backends)}",)
 
     def settle(self, config: dict[str, Any], forms: ModelForms = AS_STORED) -> Any:
         """What `parse` makes of a config.json, in the forms asked for. Raises CheckpointError
@@ -203,7 +211,10 @@ FAMILIES = {
         exact=exact,
     ),
     "glm4_moe": Family(
-        "glm-4.7", glm4_moe_config.parse, later("dgpp.models.glm4_moe.model:Glm4MoeModel")
+        "glm-4.7",
+        glm4_moe_config.parse,
+        later("dgpp.models.glm4_moe.model:Glm4MoeModel"),
+        backends=("cpu", "cuda"),
     ),
     "glm5_next": Family(
         "glm-5.3-flash", glm5_next_config.parse, later("dgpp.models.glm5_next.model:Glm5NextModel")

@@ -12,6 +12,8 @@ from dgpp.config.resolve import resolve
 from dgpp.config.site import SiteSettings
 from dgpp.engine.room import Room
 from dgpp.errors import CheckpointError, ConfigError
+from dgpp.models.registry import FAMILIES
+from kernels_numba.gpu.device import Device
 
 TINY = Path(__file__).parents[2] / "fixtures" / "tiny-chat"
 
@@ -109,3 +111,22 @@ def test_what_is_free_is_for_all_ranks_that_take_of_it(backend, unified, shares)
     assert [launch.sharers(settings, backend, room, rank) for rank in range(4)] == [shares] * 4
     apart = resolve({"model": str(TINY), "nodes": ["a", "b"]}, "f", site=SiteSettings())
     assert [launch.sharers(apart, backend, room, rank) for rank in range(2)] == [1, 1]
+
+
+def test_a_family_that_a_backend_does_not_compute_is_named_before_weights(folder, monkeypatch):
+    fixtures = Path(__file__).parents[2] / "fixtures"
+    device = Device(0, "NVIDIA H200", (9, 0), 132, 9 << 30, 10 << 30, 13000, unified=False)
+    monkeypatch.setattr(launch, "choose_backend", lambda *_: ("cuda", device))
+    for kind, family in FAMILIES.items():
+        found = next(
+            path
+            for path in sorted(fixtures.glob("*/config.json"))
+            if json.loads(path.read_text()).get("model_type") == kind
+        )
+        shutil.copy(found, folder / "config.json")
+        if kind == "glm4_moe":
+            assert deploy(folder, backend="auto").backend == "cuda"
+            continue
+        said = f"engine.backend: cuda does not compute {family.name} yet; set it to cpu"
+        with pytest.raises(ConfigError, match=said):
+            deploy(folder, backend="auto")
