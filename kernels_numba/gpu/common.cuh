@@ -100,7 +100,8 @@ __device__ __forceinline__ void copy_wait() {
 }
 
 // Kernels of a step may be launched before the one in front of them has ended. Every kernel launched
-// so waits before it touches anything but weights, and says at its start that the next may come:
+// so waits before it uses anything but weights and what was whole when a kernel that does not start so
+// began in front of it, and says at its start that the next may come:
 // its blocks then take the places that this one's leave, and load their first weights.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900

@@ -256,7 +256,8 @@ struct Ahead {
         beside.aim(work, turn, known, begin);
     }
 
-    // Asks for a strip's chunk, with the first one for the scales of all that go along.
+    // Asks for a strip's chunk, with the first one for the scales of all that go along. It is one group of
+    // copies even where there is nothing to ask for: waits count them.
     __device__ __forceinline__ void copy(int strip) {
         if (strip == 0) beside.copy();
 #pragma unroll

@@ -26,8 +26,8 @@ struct Share {
     Scales scale[2];
 #endif
 
-    template <typename Weights, typename Scaling>
-    __device__ __forceinline__ void load(const Weights& weights, const Scaling& scales, int strip) {
+    template <class WEIGHTS, class SCALING>
+    __device__ __forceinline__ void load(const WEIGHTS& weights, const SCALING& scales, int strip) {
         const Slot& slot = weights.here[strip];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -91,8 +91,8 @@ struct Sums {
 #endif
 };
 
-// Products of COUNT strips from `first` on, or what there is of them, with one chunk of x. WHOLE: of all
-// their rows.
+// Products of COUNT strips from `first` on, or what there is of them, with one chunk of x. WHOLE: of
+// both bands of each, else of the high one alone.
 template <bool WHOLE, int COUNT, int STRIPS>
 __device__ __forceinline__ void multiply(
     Sums (&sums)[STRIPS], int first, const Share (&shares)[COUNT], const uint4 (&x)[STEPS]) {
