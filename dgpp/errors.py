@@ -28,7 +28,12 @@ class FetchError(CheckpointError):
 
 
 class MemoryPlanError(DgppError):
-    """The memory plan does not fit; the message names the largest items and what would fit."""
+    """The memory plan does not fit; the message names the largest items and what would fit:
+    `kv_capacity` tokens at most, 0 where it is not them."""
+
+    def __init__(self, message: str, kv_capacity: int = 0) -> None:
+        super().__init__(message)
+        self.kv_capacity = kv_capacity
 
 
 class WorldFailedError(DgppError):

@@ -13,6 +13,8 @@ from dgpp.models.plan import MemoryPlan
 
 WARM_STEPS = 3
 COUNTED_STEPS = 4
+LEAST_STEPS = max(WARM_STEPS, COUNTED_STEPS)
+"""Steps that follow a context however few are timed."""
 
 
 class DecodeFigure(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from dgpp.checkpoint.json_file import read_json
 from dgpp.checkpoint.model_files import find_model
 from dgpp.config.document import Override
 from dgpp.config.settings import Settings
-from dgpp.errors import ConfigError
+from dgpp.errors import ConfigError, MemoryPlanError
 
 BLOCK_TOKENS = 64
 
@@ -60,9 +60,29 @@ def cut_model(settings: Settings, layers: int | None) -> Iterator[Settings]:
         yield msgspec.structs.replace(settings, model=str(path))
 
 
-def require_positions(positions: int, contexts: Sequence[int], longest: int) -> None:
-    """Raises ConfigError where the model has fewer positions than the contexts need."""
-    if longest > positions:
+def require_positions(positions: int, contexts: Sequence[int], steps: int, least: int) -> None:
+    """Raises ConfigError naming the option that asks for more positions than the model's: `steps`
+    after a context and one more token, of which `least` are taken in any case."""
+    context, had = max(contexts), f"the model has {positions} positions"
+    if context + least >= positions:
+        raise ConfigError(f"--context: {context} tokens and {least + 1} after them, {had}")
+    if context + steps >= positions:
         raise ConfigError(
-            f"--context: {max(contexts)} needs {longest} positions, the model has {positions}"
+            f"--steps: {steps} after --context {context} and one more token, {had}: take at most "
+            f"{positions - context - 1}, or a shorter context"
         )
+
+
+@contextmanager
+def blamed(contexts: Sequence[int], batch: int, steps: int) -> Iterator[None]:
+    """What is inside measures `batch` requests of the longest context and its steps: where only
+    their tokens do not fit into memory, these options are named."""
+    try:
+        yield
+    except MemoryPlanError as error:
+        if not error.kv_capacity:
+            raise
+        asked = f"--batch {batch} times --context {max(contexts)}"
+        more = f" and {steps} --steps" if steps else ""
+        message = f"{asked}{more}: {error}, which is {error.kv_capacity // batch} for each"
+        raise MemoryPlanError(message, error.kv_capacity) from error

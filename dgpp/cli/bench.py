@@ -34,7 +34,7 @@ Layers = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(help="Kernel threads of the CPU backend.", min=1)]
 Runs = Annotated[int, typer.Option(help="Timed runs of each figure.", min=1)]
-Steps = Annotated[int, typer.Option(help="Decode steps of a run.", min=1)]
+Steps = Annotated[int, typer.Option(help="Decode steps of a run.", min=1, max=1 << 30)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -87,21 +87,29 @@ def _engine(
     """The deployment's engine, loaded as `dgpp run` loads it; `steps` decode steps are to follow a
     context, 0 for prefill."""
     from actors.engine import build_engine
-    from actors.launch import deploy
+    from actors.launch import deploy, model_files
     from dgpp.bench.drive import Driver
     from dgpp.bench.machine import yardstick
-    from dgpp.bench.setup import cut_model, require_positions
+    from dgpp.bench.measure import LEAST_STEPS
+    from dgpp.bench.setup import blamed, cut_model, require_positions
+    from dgpp.checkpoint.json_file import read_json
     from dgpp.engine.model_engine import ModelEngine
     from dgpp.errors import ConfigError
+    from dgpp.models.forms import model_forms
+    from dgpp.models.registry import family_of
 
     longest = max(contexts) + steps + 1
     with cut_model(_settings(wanted, batch, longest), wanted.layers) as settings:
         if settings.engine.backend == "scripted":
             raise ConfigError("engine.backend: scripted computes nothing that could be measured")
-        boot, plan, room = deploy(settings, log_json=False)
+        config = read_json(model_files(settings).config)
+        parsed = family_of(config).settle(config, model_forms(settings.engine))
+        least = min(steps, LEAST_STEPS)
+        require_positions(parsed.max_position_embeddings, contexts, steps, least)
+        with blamed(contexts, batch, steps):
+            boot, plan, room = deploy(settings, log_json=False)
         assert plan is not None
         assert room is not None
-        require_positions(boot.limits.position_ceiling, contexts, longest)
         machine = yardstick(boot.backend, threads=boot.threads, device=boot.device)
         rates = _rates(machine, contexts, decode=steps > 0)
         engine = build_engine(boot)
@@ -208,13 +216,13 @@ def bench_decode(
     measured in the same run.
     """
     _settle_blas()
-    from dgpp.bench.measure import COUNTED_STEPS, WARM_STEPS, Decode
+    from dgpp.bench.measure import LEAST_STEPS, Decode
     from dgpp.bench.setup import whole_numbers
 
     contexts, batches = whole_numbers("--context", context), whole_numbers("--batch", batch)
     told = {"load": load, "backend": backend, "threads": threads}
     wanted = _Wanted(config, checkpoint, layers, told)
-    with _engine(wanted, contexts, max(batches), max(steps, WARM_STEPS, COUNTED_STEPS)) as bench:
+    with _engine(wanted, contexts, max(batches), max(steps, LEAST_STEPS)) as bench:
         decode = Decode(bench.driver, bench.plan, max(contexts), max(batches))
         figures = [
             decode.at(tokens, rows, steps=steps, runs=runs, bandwidth=bench.rates[tokens] or 0.0)

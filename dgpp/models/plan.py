@@ -82,6 +82,9 @@ class MemorySettings(msgspec.Struct, frozen=True, kw_only=True):
     lanes: int = 0
 
 
+ROTARY = "rotary tables"
+
+
 class MemoryItem(msgspec.Struct, frozen=True):
     name: str
     bytes: int
@@ -198,7 +201,7 @@ def _beside_weights(
     return {
         "kv cache": cache.block_bytes * cache.blocks,
         "activations": model.workspace.row_bytes(narrow=narrow) * row_capacity(limits),
-        "rotary tables": 4 * limits.position_ceiling * model.rotary,
+        ROTARY: 4 * limits.position_ceiling * model.rotary,
         "logits": 8 * slots * len(model.vocabulary) * (1 + settings.depth),
         "penalties and bias": 8 * slots * limits.vocab_size,
         "runtime": _runtime(settings),
@@ -340,17 +343,29 @@ def require_fit(
     largest items and the largest kv_capacity that fits."""
     if plan.total + headroom <= free_bytes:
         return
-    block_bytes = plan.token_bytes * plan.limits.block_tokens
-    fixed = plan.total - block_bytes * plan.limits.blocks
-    blocks = max(0, (free_bytes - headroom - fixed) // max(1, block_bytes))
+    tokens = _fitting(plan, free_bytes - headroom)
     largest = ", ".join(f"{item.name} {item.bytes // MIB} MiB" for item in plan.items[:4])
     remedy = (
-        f"the largest engine.kv_capacity that fits is {blocks * plan.limits.block_tokens}"
-        if blocks
+        f"the largest engine.kv_capacity that fits is {tokens}"
+        if tokens
         else "no engine.kv_capacity fits"
     )
     message = (
         f"memory plan: {plan.total // MIB} MiB and {headroom // MIB} MiB of headroom exceed the "
         f"{free_bytes // MIB} MiB that are free {place}; largest: {largest}; {remedy}"
     )
-    raise MemoryPlanError(message)
+    raise MemoryPlanError(message, tokens)
+
+
+def _fitting(plan: MemoryPlan, room: int) -> int:
+    """The largest kv_capacity with which the plan takes `room` bytes, 0 where there is none. Fewer
+    tokens than the model's positions are fewer positions, too."""
+    limits = plan.limits
+    block = plan.token_bytes * limits.block_tokens
+    rotary = sum(item.bytes for item in plan.items if item.name == ROTARY)
+    turned = rotary * limits.block_tokens // limits.position_ceiling
+    left = room - (plan.total - rotary - block * limits.blocks)
+    tokens = left // max(1, block + turned) * limits.block_tokens
+    if tokens > limits.position_ceiling:
+        tokens = (left - rotary) // max(1, block) * limits.block_tokens
+    return max(0, tokens)

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from actors import launch
 from dgpp.bench.cut import cut_layers
 from dgpp.bench.setup import whole_numbers
 from dgpp.bench.table import aligned, share
 from dgpp.cli.bench import app
-from dgpp.errors import ConfigError, DgppError
+from dgpp.errors import ConfigError, DgppError, MemoryPlanError
 from dgpp.models.deepseek_v41.config import parse
 from dgpp.models.deepseek_v41.engram_tables import primes
-from dgpp.models.plan import MemorySettings, plan_memory
+from dgpp.models.plan import MemoryPlan, MemorySettings, plan_memory, require_fit
 
 ROOT = Path(__file__).parents[3]
 FACTS = ROOT / "deploy" / "facts"
@@ -103,7 +104,17 @@ DUMMY = ["--checkpoint", str(TINY), "--load", "dummy", "--backend", "cpu", "--ru
         (["--config", "a", "--checkpoint", "b"], r"give either"),
         (["--checkpoint", str(TINY)], r"needs engine\.load dummy"),
         (["--checkpoint", str(TINY.parent), "--layers", "1"], r"--layers: .*--load dummy"),
-        ([*DUMMY, "--context", "5000"], r"--context: 5000 needs \d+ positions, the model has 4096"),
+        (
+            [*DUMMY, "--context", "5000"],
+            "^--context: 5000 tokens and 5 after them, the model has 4096 positions",
+        ),
+        ([*DUMMY, "--context", "999999999"], "^--context: 999999999 tokens"),
+        # A step is a token more, and so is the one that comes of the context.
+        (
+            [*DUMMY, "--context", "64,1000", "--steps", "3096"],
+            "^--steps: 3096 after --context 1000 .* 4096 positions: take at most 3095, or",
+        ),
+        ([*DUMMY, "--steps", "100000"], "^--steps: 100000 after --context 64"),
         ([*DUMMY, "--batch", "17"], r"--batch: engine\.max_concurrency: expected .* 1\.\.16"),
         (["--checkpoint", str(TINY), "--load", "x"], r"--load: engine\.load: expected one of"),
         (
@@ -117,3 +128,38 @@ def test_what_cannot_be_measured_is_named(arguments: list[str], said: str) -> No
     assert isinstance(result.exception, DgppError)
     with pytest.raises(DgppError, match=said):
         raise result.exception
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tokens", "asked"),
+    [
+        (
+            ["decode", "--context", "64,4000", "--batch", "1,2", "--steps", "7"],
+            2 * 4032,
+            "--batch 2 times --context 4000 and 7 --steps: memory plan: ",
+        ),
+        (["prefill", "--context", "4000"], 4032, "--batch 1 times --context 4000: memory plan: "),
+    ],
+)
+def test_options_that_do_not_fit_into_memory_are_named(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], tokens: int, asked: str
+) -> None:
+    """Where the model itself fits, and only there; with what would fit."""
+    plans: list[MemoryPlan] = []
+    short = 0
+
+    def require(plan: MemoryPlan, *_: object) -> None:
+        plans.append(plan)
+        require_fit(plan, plan.total - short, headroom=0)
+
+    monkeypatch.setattr(launch, "require_fit", require)
+    for short, said in ((1, asked), (1 << 30, "memory plan: ")):
+        result = run(*arguments[:1], *DUMMY, *arguments[1:])
+        assert isinstance(result.exception, MemoryPlanError)
+        assert str(result.exception).startswith(said)
+        assert plans[-1].limits.blocks * plans[-1].limits.block_tokens == tokens
+        if short == 1:
+            batch = tokens // 4032
+            most = tokens - 64
+            remedy = f"the largest engine.kv_capacity that fits is {most}, which is {most // batch}"
+            assert str(result.exception).endswith(f"{remedy} for each")

@@ -8,7 +8,7 @@ from model_fixtures import config_of
 from dgpp.checkpoint.formats import BF16, NVFP4_MODELOPT
 from dgpp.errors import CheckpointError, MemoryPlanError
 from dgpp.models.glm4_moe.config import parse
-from dgpp.models.plan import MemorySettings, plan_memory, require_fit
+from dgpp.models.plan import MemoryPlan, MemorySettings, plan_memory, require_fit
 from dgpp.models.registry import family_of
 
 
@@ -91,6 +91,23 @@ def test_drafts_enlarge_the_plan() -> None:
     with_drafts = plan_memory(config_of("bf16"), MemorySettings(drafts=True))
     assert with_drafts.total > without.total
     assert with_drafts.token_bytes == without.token_bytes * 6 // 5
+
+
+@pytest.mark.parametrize("capacity", [1 << 10, 1 << 20])
+def test_what_would_fit_does_and_a_block_more_does_not(capacity: int) -> None:
+    """Fewer tokens than the model's positions take smaller rotary tables as well."""
+
+    def plan_of(tokens: int) -> MemoryPlan:
+        return plan_memory(config_of("bf16"), MemorySettings(kv_capacity=tokens))
+
+    whole = plan_of(2 * capacity)
+    room = plan_of(capacity).total
+    with pytest.raises(MemoryPlanError) as caught:
+        require_fit(whole, room, headroom=0)
+    assert caught.value.kv_capacity == capacity
+    with pytest.raises(MemoryPlanError) as caught:
+        require_fit(whole, room - 1, headroom=0)
+    assert caught.value.kv_capacity == capacity - whole.limits.block_tokens
 
 
 def test_a_plan_that_does_not_fit_says_what_would() -> None:
