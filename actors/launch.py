@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.ports import is_local
 from dgpp.config.settings import SamplingSettings, Settings
 from dgpp.config.version import version
-from dgpp.engine.backends import choose_backend
+from dgpp.engine.backends import Choice, choose_backend
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.depth import pipeline_depth
 from dgpp.engine.room import Room, room_for
@@ -43,6 +44,7 @@ from dgpp.serve.served import ServedModel, sampling_defaults, with_top_p
 from dgpp.text.codec import TextCodec
 from dgpp.text.efforts import efforts_of
 from dgpp.text.prompt_template import load_template
+from kernels_numba.gpu.device import Device
 
 _log = logging.getLogger("dgpp.launch")
 
@@ -85,7 +87,10 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0, apart: bool = F
     files = model_files(settings)
     engine = settings.engine
     wanted = settings.device(rank)
-    backend, device = choose_backend(engine.backend, wanted)
+    choice = choose_backend(engine.backend, wanted, partial(_lacks, settings, files))
+    backend, device = choice.backend, choice.device
+    if choice.why:
+        _log.warning("%s", choice.said)
     bus = None
     if settings.world_size > 1:
         bus = _bus(settings, backend, rank, apart=apart)
@@ -94,7 +99,7 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0, apart: bool = F
         limits = _scripted_limits(settings, files.directory)
     else:
         room = room_for(device)
-        plan = _plan(settings, files, backend, room, 0 if bus is None else len(bus.lanes))
+        plan = _plan(settings, files, choice, room, 0 if bus is None else len(bus.lanes))
         require_fit(plan, room.free_bytes // sharers(settings, backend, room, rank), room.name)
         limits = plan.limits
     boot = Boot(
@@ -131,14 +136,21 @@ def model_files(settings: Settings) -> ModelFiles:
     return find_model(model, weights=settings.engine.load == "checkpoint")
 
 
+def _lacks(settings: Settings, files: ModelFiles, device: Device) -> tuple[str, ...]:
+    config = read_json(files.config)
+    return family_of(config).lacks(config, settings.world_size, device)
+
+
 def _plan(
-    settings: Settings, files: ModelFiles, backend: str, room: Room, lanes: int
+    settings: Settings, files: ModelFiles, choice: Choice, room: Room, lanes: int
 ) -> MemoryPlan:
+    backend, world = choice.backend, settings.world_size
     sizes = memory_settings(settings, backend, unified=room.unified, lanes=lanes)
     config = read_json(files.config)
-    for missing in (*family_of(config).missing(backend), *sizes.forms.missing(backend)):
+    beyond = family_of(config).missing(backend, config, world, choice.device)
+    for missing in (*beyond, *sizes.forms.missing(backend)):
         raise ConfigError(missing)
-    return plan_memory(config, sizes, settings.world_size)
+    return plan_memory(config, sizes, world)
 
 
 def sharers(settings: Settings, backend: str, room: Room, rank: int) -> int:

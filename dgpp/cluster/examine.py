@@ -8,10 +8,12 @@ import resource
 import shlex
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from dgpp.checkpoint.demo import DEMO_MODEL
 from dgpp.checkpoint.hub import check_name
+from dgpp.checkpoint.json_file import read_json
 from dgpp.checkpoint.model_files import find_model
 from dgpp.cluster.errors import RecordError
 from dgpp.cluster.messages import Examine, Finding
@@ -26,6 +28,7 @@ from dgpp.net.verbs.errors import LibraryError
 from dgpp.net.verbs.frames import geometry_of
 from dgpp.net.verbs.layout import Layout
 from dgpp.net.verbs.packages import load
+from kernels_numba.gpu.device import Device
 
 _UNLIMITED = "memlock unlimited in /etc/security/limits.d, then log in anew"
 _CAP_IPC_LOCK = 14
@@ -91,19 +94,46 @@ def _mended(model: str, rank: int) -> str:
 
 
 def _backend(request: Examine) -> Iterator[Finding]:
+    found = {gpu: _computes(request, gpu) for gpu in request.gpus}
+    # What is wrong with all of them is said once.
+    yield from dict.fromkeys(finding for finding, _ in found.values())
+    chosen = {backend for _, backend in found.values()} - {""}
+    if request.world > 1:
+        for backend in sorted(chosen):
+            try:
+                path_of(request.collective, backend, apart=request.apart)
+            except ConfigError as error:
+                yield Finding("error", str(error))
+
+
+def _computes(request: Examine, gpu: int) -> tuple[Finding, str]:
+    """What there is to say of a rank whose GPU would be `gpu`, and its backend, "" for none."""
     wanted = request.backend
     try:
-        found, device = choose_backend(wanted)
+        choice = choose_backend(wanted, gpu, partial(_lacks, request))
     except DgppError as error:
-        yield Finding("error", str(error), "see docs/getting-started.md, or engine.backend cpu")
-        return
-    name = "" if device is None else f": {device.name}"
-    yield Finding("ok", f"engine.backend {wanted} is {found}{name}")
-    if request.world > 1:
-        try:
-            path_of(request.collective, found, apart=request.apart)
-        except ConfigError as error:
-            yield Finding("error", str(error))
+        remedy = "see docs/getting-started.md, or engine.backend cpu"
+        return Finding("error", str(error), remedy), ""
+    found, device = choice.backend, choice.device
+    if choice.why:
+        return Finding("warning", choice.said, "engine.backend cpu says that this is meant"), found
+    if device is None:
+        return Finding("ok", f"engine.backend {wanted} is {found}"), found
+    if missed := _lacks(request, device):
+        return Finding("error", f"engine.backend: {missed[0]}", "set it to cpu"), found
+    where = f"device {device.index}, {device.name}"
+    return Finding("ok", f"engine.backend {wanted} is {found}: {where}"), found
+
+
+def _lacks(request: Examine, device: Device) -> tuple[str, ...]:
+    """Why GPUs do not compute the model; nothing where there is no model to ask of."""
+    from dgpp.models.registry import family_of  # imports NumPy, for which others need not wait
+
+    try:
+        config = read_json(find_model(request.model, weights=False).config)
+        return family_of(config).lacks(config, request.world, device)
+    except DgppError:
+        return ()
 
 
 def _locked_memory() -> Finding:

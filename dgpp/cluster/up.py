@@ -92,12 +92,12 @@ def examine(deployment: Deployment) -> dict[str, tuple[Finding, ...]]:
     """What there is to say of each node, by name. What cannot be asked is a finding too."""
     settings = deployment.settings
     rdma = sums_over_roce(settings)
-    nodes = deployment.nodes
+    nodes, world = deployment.nodes, settings.world_size
     requests = {
         node.rank: Examine(
             deployment.place,
             node.rank,
-            settings.world_size,
+            world,
             settings.engine.backend,
             rdma,
             tuple(_listed(settings, node.rank, "DGPP_ROCE_DEVICES")),
@@ -108,6 +108,8 @@ def examine(deployment: Deployment) -> dict[str, tuple[Finding, ...]]:
             settings.engine.collective,
             deployment.apart,
             settings.engine.load != "dummy",
+            # Where all ranks are on this machine, one node stands for them.
+            tuple(map(settings.device, [node.rank] if deployment.apart else range(world))),
         )
         for node in nodes
     }

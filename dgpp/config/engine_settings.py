@@ -90,7 +90,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     backend: Annotated[
         Literal["auto", "cpu", "cuda", "scripted"],
         _Backend(
-            "what computes; auto: the GPU where one can be used", now=("cpu", "cuda", "scripted")
+            "what computes; auto: the GPU where one can be used and computes the model",
+            now=("cpu", "cuda", "scripted"),
         ),
     ] = "auto"
     load: Annotated[

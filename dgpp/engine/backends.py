@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dgpp.errors import ConfigError
-from kernels_numba.gpu.device import Device, installed
+from kernels_numba.gpu.device import Device, seems_present
 from kernels_numba.gpu.errors import CudaError
 
 if TYPE_CHECKING:
@@ -25,28 +25,53 @@ def _named(call: Callable[[], T]) -> T:
         raise ConfigError(message) from error
 
 
-def cuda_device(index: int) -> Device:
-    """The GPU as another process found it. Raises ConfigError with the remedy."""
+def _asked(index: int) -> Device:
     from kernels_numba.gpu.probe import ask_device
 
-    return _named(lambda: ask_device(index))
+    return ask_device(index)
 
 
-def choose_backend(wanted: str, device: int = 0) -> tuple[str, Device | None]:
-    """(backend, its device): `auto` takes GPU `device` where it can be used, else the CPU.
+def cuda_device(index: int) -> Device:
+    """The GPU as another process found it. Raises ConfigError with the remedy."""
+    return _named(lambda: _asked(index))
+
+
+class Choice(NamedTuple):
+    """The backend that computes, and its device. `why` `auto` took the CPU where a GPU seems to be
+    there, "" where it did not."""
+
+    backend: str
+    device: Device | None = None
+    why: str = ""
+
+    @property
+    def said(self) -> str:
+        """`why` for a log, "" where there is nothing to say."""
+        return f"engine.backend auto takes the CPU: {self.why}" if self.why else ""
+
+
+def _nothing(_device: Device) -> tuple[str, ...]:
+    return ()
+
+
+def choose_backend(
+    wanted: str, device: int = 0, lacks: Callable[[Device], Sequence[str]] = _nothing
+) -> Choice:
+    """`auto` takes GPU `device` where it can be used and `lacks` nothing that the model needs, else
+    the CPU.
 
     Raises ConfigError where `cuda` is asked for and cannot be had.
     """
     if wanted == "cuda":
-        return "cuda", cuda_device(device)
+        return Choice("cuda", cuda_device(device))
     if wanted != "auto":
-        return wanted, None
-    if not installed():
-        return "cpu", None
+        return Choice(wanted)
     try:
-        return "cuda", cuda_device(device)
-    except ConfigError:
-        return "cpu", None
+        found = _asked(device)
+    except CudaError as error:
+        return Choice("cpu", why=str(error) if seems_present() else "")
+    missed = lacks(found)
+    return Choice("cpu", why=missed[0]) if missed else Choice("cuda", found)
 
 
 def make_backend(name: str, capacity: int, threads: int, device: int = 0) -> Backend:

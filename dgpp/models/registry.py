@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from dgpp.state.declaration import StateDeclaration
     from dgpp.state.pools import StatePools
     from kernels_numba.backend import Backend, F32Array, Logits, Matrix, Rows, Tensor
+    from kernels_numba.gpu.device import Device
+    from kernels_numba.gpu.limits import KernelLimits
 
 
 class FamilyConfig(Protocol):
@@ -143,7 +145,8 @@ class Family:
     `takes` says which forms it can be held in beside the checkpoint's own.
 
     `exact` makes of a configuration that of the same model which keeps cached rows as they were
-    computed; None where a family rounds none. `backends` are those whose kernels compute it.
+    computed; None where a family rounds none. `backends` are those whose kernels compute it;
+    `beyond` says which sizes the GPU's do not take, of a parsed configuration, ranks and limits.
     """
 
     name: str
@@ -152,13 +155,34 @@ class Family:
     takes: FamilyForms = BARE
     exact: Callable[[Any], Any] | None = None
     backends: tuple[str, ...] = ("cpu",)
+    beyond: Callable[[Any, int, KernelLimits], Iterable[str]] | None = None
 
-    def missing(self, backend: str) -> tuple[str, ...]:
-        """What is said where `backend` does not compute the family; else nothing."""
-        if backend in self.backends:
+    def lacks(
+        self, config: dict[str, Any], world: int = 1, device: Device | None = None
+    ) -> tuple[str, ...]:
+        """Why GPUs do not compute the model of this config.json on `world` ranks, each on a device
+        like `device` (None: whatever some device takes); nothing where they do. Raises
+        CheckpointError naming a field that is wrong by itself."""
+        if "cuda" not in self.backends:
+            return (f"cuda does not compute {self.name} yet",)
+        if self.beyond is None:
             return ()
-        message = f"engine.backend: {backend} does not compute {self.name} yet"
-        return (f"{message}; set it to {' or '.join(self.backends)}",)
+        from kernels_numba.gpu.limits import limits_of
+
+        place = "" if device is None else f" on {device.name}"
+        found = self.beyond(self.settle(config), world, limits_of(device))
+        return tuple(f"cuda{place} takes {said}" for said in found)
+
+    def missing(
+        self,
+        backend: str,
+        config: dict[str, Any],
+        world: int = 1,
+        device: Device | None = None,
+    ) -> tuple[str, ...]:
+        """What is said where `backend` does not compute the model, as `lacks` has it."""
+        said = self.lacks(config, world, device) if backend == "cuda" else ()
+        return tuple(f"engine.backend: {why}; set it to cpu" for why in said)
 
     def settle(self, config: dict[str, Any], forms: ModelForms = AS_STORED) -> Any:
         """What `parse` makes of a config.json, in the forms asked for. Raises CheckpointError
@@ -185,16 +209,15 @@ class Family:
         return parsed
 
 
-def later(place: str) -> Callable[..., Model]:
-    """The model class "module:Name", imported when the first such model is built: a server has one
+def later(place: str) -> Callable[..., Any]:
+    """The model class or function "module:name", imported when it is called: a server has one
     family, and no use for the others' layers."""
     module, _, name = place.partition(":")
 
-    def build(*arguments: Any, **keywords: Any) -> Model:
-        found: Model = getattr(import_module(module), name)(*arguments, **keywords)
-        return found
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return getattr(import_module(module), name)(*arguments, **keywords)
 
-    return build
+    return call
 
 
 FAMILIES = {
@@ -215,6 +238,7 @@ FAMILIES = {
         glm4_moe_config.parse,
         later("dgpp.models.glm4_moe.model:Glm4MoeModel"),
         backends=("cpu", "cuda"),
+        beyond=later("dgpp.models.glm4_moe.limits:beyond"),
     ),
     "glm5_next": Family(
         "glm-5.3-flash", glm5_next_config.parse, later("dgpp.models.glm5_next.model:Glm5NextModel")

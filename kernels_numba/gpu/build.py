@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kernels_numba.entry_lock import held
 from kernels_numba.gpu.device import load_cupy
-from kernels_numba.gpu.errors import CudaError
+from kernels_numba.gpu.errors import CudaError, FolderError
 from kernels_numba.gpu.source import Unit
 
 CACHE = "~/.cupy/kernel_cache"
@@ -40,27 +40,50 @@ class Compiler:
 
     def compiled(self, unit: Unit) -> Path:
         """The unit's machine code, made where it is not kept yet; from any thread. Raises CudaError
-        with the compiler's words."""
+        with the compiler's words, FolderError where it cannot be kept."""
         path = self.path(unit)
-        if path.exists():
+        if self.keeps(unit):
             return path
         with held(path):
             # The ranks of a host want the same units at once: one compiles each.
-            return path if path.exists() else self._compile(unit, path)
+            if self.keeps(unit):
+                return path
+            code = self._compile(unit)
+            try:
+                return _keep(code, path)
+            except OSError as error:
+                raise FolderError(error) from error
 
-    def _compile(self, unit: Unit, path: Path) -> Path:
+    def keeps(self, unit: Unit) -> bool:
+        """Whether the unit's machine code is kept; a folder that cannot be looked into keeps
+        nothing."""
+        try:
+            return self.path(unit).exists()
+        except OSError:
+            return False
+
+    def _compile(self, unit: Unit) -> bytes:
         nvrtc = self._nvrtc
         program = nvrtc.createProgram(unit.text, f"{unit.name}.cu", (), ())
         try:
             nvrtc.compileProgram(program, self._flags(unit))
-            code = nvrtc.getCUBIN(program)
+            code: bytes = nvrtc.getCUBIN(program)
         except nvrtc.NVRTCError as error:
             raise CudaError(nvrtc.getProgramLog(program) or str(error)) from error
         finally:
             nvrtc.destroyProgram(program)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, held = tempfile.mkstemp(dir=path.parent)
+        return code
+
+
+def _keep(code: bytes, path: Path) -> Path:
+    """Put `code` in its place. Raises OSError, and leaves nothing there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    try:
         with os.fdopen(handle, "wb") as file:
             file.write(code)
         # Readers do not wait: each file is whole before it has its name.
-        return Path(held).replace(path)
+        return Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise

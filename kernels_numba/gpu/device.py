@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from kernels_numba.gpu.errors import CudaError
+from kernels_numba.gpu.errors import CudaError, FolderError
 
 DRIVER_LIBRARY = "libcuda.so.1"
+DEV = Path("/dev")
+DEVICE_FILES = "nvidia[0-9]*"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+REINSTALL = "see nvidia-smi, and install driver 580 or newer and 'dgpp[cuda]' anew"
 NO_DRIVER = "no NVIDIA driver is installed: install 580 or newer"
 OLDEST_DRIVER = 13000
 """CUDA version that the driver must serve: what NVRTC 13.0 compiles, it has to load."""
 OLDEST_ARCHITECTURE = (8, 0)
 """Compute capability of the first devices with bf16 matrix instructions."""
+MOST_SHARED = 227 << 10
+"""Shared memory of a block, in bytes, of the devices that have most."""
 _BLOCK_SHARED = 97
 """cudaDevAttrMaxSharedMemoryPerBlockOptin."""
 _PROBE = 'extern "C" __global__ void probe(int* out) { *out = 7; }'
@@ -37,7 +45,7 @@ class Device:
     total_bytes: int
     driver: int
     unified: bool
-    shared: int = 227 << 10
+    shared: int = MOST_SHARED
 
 
 def installed() -> bool:
@@ -52,6 +60,11 @@ def has_driver() -> bool:
     except OSError:
         return False
     return True
+
+
+def seems_present() -> bool:
+    """Whether this machine looks as if it had an NVIDIA GPU: a driver, or a device file."""
+    return has_driver() or any(DEV.glob(DEVICE_FILES))
 
 
 def require_installed() -> None:
@@ -85,9 +98,11 @@ def open_device(index: int = 0) -> Device:
     try:
         count = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
-        raise CudaError(f"no CUDA device can be used: {error}") from error
+        message = f"no CUDA device can be used: {error}; see nvidia-smi{_hidden()}"
+        raise CudaError(message) from error
     if not 0 <= index < count:
-        raise CudaError(f"CUDA device {index} does not exist: this machine has {count}")
+        message = f"CUDA device {index} does not exist: this machine has {count}"
+        raise CudaError(f"{message}; see engine.devices{_hidden()}")
     try:
         cupy.cuda.Device(index).use()
         properties = runtime.getDeviceProperties(index)
@@ -99,7 +114,7 @@ def open_device(index: int = 0) -> Device:
     name = properties["name"].decode()
     if architecture < OLDEST_ARCHITECTURE:
         message = f"{name} has compute capability {architecture[0]}.{architecture[1]}, 8.0 is least"
-        raise CudaError(message)
+        raise CudaError(f"{message}: name another device in engine.devices, or take the CPU")
     _check_compiler(cupy)
     return Device(
         index,
@@ -112,6 +127,12 @@ def open_device(index: int = 0) -> Device:
         bool(properties.get("integrated", 0)),
         int(runtime.deviceGetAttribute(_BLOCK_SHARED, index)),
     )
+
+
+def _hidden() -> str:
+    """What the user should know of the variable that hides devices, to follow a place to look."""
+    shown = os.environ.get(VISIBLE)
+    return f", and {VISIBLE}" + ("" if shown is None else f", which is {shown!r}")
 
 
 def device_count() -> int:
@@ -134,7 +155,7 @@ def _driver(runtime: Any) -> int:
     try:
         driver = int(runtime.driverGetVersion())
     except runtime.CUDARuntimeError as error:
-        raise CudaError(f"no NVIDIA driver answers: {error}") from error
+        raise CudaError(f"no NVIDIA driver answers: {error}; {REINSTALL}") from error
     if driver == 0:
         raise CudaError(NO_DRIVER)
     if driver < OLDEST_DRIVER:
@@ -154,7 +175,11 @@ def _check_compiler(cupy: Any) -> None:
         kernel((1,), (1,), (out,))
         answer = int(out.get()[0])
     except (RuntimeError, OSError, ImportError, cupy.cuda.compiler.CompileException) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            # A library that does not load has no number.
+            raise FolderError(error) from error
         message = f"CUDA kernels cannot be compiled here: {error}; pip install 'dgpp[cuda]'"
         raise CudaError(message) from error
     if answer != 7:
-        raise CudaError("a test kernel ran and gave a wrong answer: the device is not usable")
+        message = "a test kernel ran and gave a wrong answer: the device is not usable"
+        raise CudaError(f"{message}; {REINSTALL}")

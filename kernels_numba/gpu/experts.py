@@ -41,6 +41,11 @@ def packed(sizes: tuple[int, ...]) -> int:
     return sum(size << 16 * i for i, size in enumerate(sizes))
 
 
+def most_experts(shared: int) -> int:
+    """Experts that a router may choose from where a block has `shared` bytes of shared memory."""
+    return min(MOST_EXPERTS, (shared - OWN_BYTES) // (KNOWN_BYTES * ROUTED))
+
+
 class RouteHandle:
     """A step's choices on the device, ascending by expert: ids int32, weights float32."""
 
@@ -68,7 +73,7 @@ class Mixture:
 
     def __init__(self, kernels: Kernels, project: Project, capacity: int, shared: int) -> None:
         self._kernels, self._project, self._capacity = kernels, project, capacity
-        self._most = min(MOST_EXPERTS, (shared - OWN_BYTES) // (KNOWN_BYTES * ROUTED))
+        self._most = most_experts(shared)
         self._scores: CudaTensor | None = None
         self._inner: CudaTensor | None = None
         self._result: CudaTensor | None = None

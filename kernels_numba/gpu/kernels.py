@@ -11,7 +11,7 @@ from typing import Any
 
 from kernels_numba.gpu.build import Compiler, cache_folder
 from kernels_numba.gpu.device import load_cupy
-from kernels_numba.gpu.errors import CudaError
+from kernels_numba.gpu.errors import CudaError, FolderError
 from kernels_numba.gpu.launch import Launcher
 from kernels_numba.gpu.source import Unit
 
@@ -51,7 +51,7 @@ class Kernels:
         """Compile `units` now, but those of other architectures. Raises CudaError naming the source
         that does not."""
         own = [unit for unit in units if unit.architecture in ("", self.architecture)]
-        self._compile([unit for unit in own if not self._compiler.path(unit).exists()])
+        self._compile([unit for unit in own if not self._compiler.keeps(unit)])
         for unit in own:
             self._module(unit)
 
@@ -74,6 +74,8 @@ class Kernels:
     def _compiled(self, unit: Unit) -> str:
         try:
             return str(self._compiler.compiled(unit))
+        except FolderError:
+            raise
         except CudaError as error:
             message = f"{unit} does not compile for this device: {error}; update 'dgpp[cuda]'"
             raise CudaError(message) from error

@@ -24,6 +24,8 @@ THREADS, TOPS_THREADS = 1024, 256
 SCAN_THREADS, SUM_THREADS = 512, 128
 """Of a block that finds bounds and sums, and of those for each chunk of its row."""
 MOST_KEYS = MOST_CHUNKS = 8192
+MOST_IDS = MOST_CHUNKS * CHUNK
+"""Of a row: of a rank's slice of the vocabulary."""
 KEY_BYTES = MOST_KEYS * 10
 """Shared memory for the keys that are sorted, and for the groups that they come from."""
 DRAW_THREADS = 256
@@ -98,7 +100,7 @@ class CudaPicker:
         self._groups, self._chunks = -(-vocab // GROUP), -(-vocab // CHUNK)
         self._leaves = 1 << (self._chunks - 1).bit_length()
         if self._leaves > MOST_CHUNKS:
-            raise ValueError(f"{vocab} ids: at most {MOST_CHUNKS * CHUNK}")
+            raise ValueError(f"{vocab} ids: at most {MOST_IDS}")
         with on_stream(stream):
             self._adjusted = CudaTensor(rows, vocab, wide=True)
             # Of each row what `pick.cu` wants, what `draw.cuh` wants, what changes its logits.

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from kernels_numba.gpu.device import load_cupy
-from kernels_numba.gpu.source import attend_shared_unit, attention_unit, padded_head
+from kernels_numba.gpu.source import HEAD_STEP, attend_shared_unit, attention_unit, padded_head
 from kernels_numba.gpu.store import CudaEntries
 
 SPAN = 128
 """Keys per span; the kernels' own constant."""
 TILE_HEADS = 16
+MOST_HEAD, HEAD_MULTIPLE = 512, 8
+"""Values of a head at most, and what their number is a multiple of."""
+BESIDE_VALUE, BESIDE = 48, 4 << 10
+"""Bytes of shared memory that attention keeps beside a span: per value of a head, and in all."""
+
+
+def most_head(shared: int) -> int:
+    """Values of a head of which a block's `shared` bytes of shared memory hold a span and what
+    attention keeps beside it."""
+    values = (shared - BESIDE) // (2 * SPAN * 2 + BESIDE_VALUE)
+    return min(MOST_HEAD, values // HEAD_STEP * HEAD_STEP)
 
 
 def require_room(head_dim: int, shared: int) -> None:
-    """Raises ValueError where a block's `shared` bytes of shared memory do not hold a span of such
-    heads and what attention keeps beside it."""
-    padded = padded_head(head_dim)
-    if 2 * SPAN * padded * 2 + 48 * padded + (4 << 10) > shared:
+    """Raises ValueError for heads of more than `most_head` values."""
+    if head_dim > most_head(shared):
         message = f"heads of {head_dim} values: a block of this device has {shared >> 10} KiB"
         raise ValueError(f"{message} of shared memory, too little for {SPAN} keys of theirs")
 
@@ -24,8 +33,10 @@ class CudaPlane(CudaEntries):
     """Keys and values, bf16 [blocks, kv_heads, block_tokens, head_dim padded to 32]."""
 
     def __init__(self, blocks: int, block_tokens: int, kv_heads: int, head_dim: int) -> None:
-        if head_dim % 8 or head_dim > 512:
-            message = f"head_dim must be a multiple of 8 up to 512, not {head_dim}"
+        if head_dim % HEAD_MULTIPLE or head_dim > MOST_HEAD:
+            message = (
+                f"head_dim must be a multiple of {HEAD_MULTIPLE} up to {MOST_HEAD}, not {head_dim}"
+            )
             raise ValueError(message)
         cupy = load_cupy()
         shape = (blocks, kv_heads, block_tokens, padded_head(head_dim))

@@ -17,6 +17,8 @@ from kernels_numba.gpu.memory import CudaTensor, padded
 from kernels_numba.gpu.source import COLLECTIVE
 
 MOST_RANKS = 8
+SUM_STEP = 4
+"""Values that a row of what is summed has a multiple of."""
 THREADS, BLOCKS, LARGE_BLOCKS = 256, 64, 128
 SMALL_ROWS = 64
 """Up to this many rows are pushed, more are pulled: a push sends twice the bytes and waits once."""
@@ -49,7 +51,7 @@ class RankMemory:
     ) -> None:
         if world > MOST_RANKS:
             raise CudaError(f"{world} ranks: at most {MOST_RANKS} GPUs read one another's memory")
-        if width % 4:
+        if width % SUM_STEP:
             raise CudaError(f"rows of {width} values: sums over GPUs take whole fours")
         cupy = load_cupy()
         self._kernels, self._device = kernels, device

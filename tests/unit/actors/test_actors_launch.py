@@ -3,17 +3,21 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from actors import launch
+from actors import launch, planning
 from dgpp.config.resolve import resolve
 from dgpp.config.site import SiteSettings
+from dgpp.engine import backends
 from dgpp.engine.room import Room
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.registry import FAMILIES
+from kernels_numba.gpu import probe
 from kernels_numba.gpu.device import Device
+from kernels_numba.gpu.errors import CudaError
 
 TINY = Path(__file__).parents[2] / "fixtures" / "tiny-chat"
 
@@ -113,20 +117,193 @@ def test_what_is_free_is_for_all_ranks_that_take_of_it(backend, unified, shares)
     assert [launch.sharers(apart, backend, room, rank) for rank in range(2)] == [1, 1]
 
 
-def test_a_family_that_a_backend_does_not_compute_is_named_before_weights(folder, monkeypatch):
-    fixtures = Path(__file__).parents[2] / "fixtures"
-    device = Device(0, "NVIDIA H200", (9, 0), 132, 9 << 30, 10 << 30, 13000, unified=False)
-    monkeypatch.setattr(launch, "choose_backend", lambda *_: ("cuda", device))
-    for kind, family in FAMILIES.items():
-        found = next(
-            path
-            for path in sorted(fixtures.glob("*/config.json"))
-            if json.loads(path.read_text()).get("model_type") == kind
-        )
-        shutil.copy(found, folder / "config.json")
-        if kind == "glm4_moe":
-            assert deploy(folder, backend="auto").backend == "cuda"
-            continue
-        said = f"engine.backend: cuda does not compute {family.name} yet; set it to cpu"
-        with pytest.raises(ConfigError, match=said):
-            deploy(folder, backend="auto")
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+H200 = Device(0, "NVIDIA H200", (9, 0), 132, 9 << 30, 10 << 30, 13000, unified=False)
+GB10 = replace(H200, name="NVIDIA GB10", architecture=(12, 1), shared=99 << 10)
+
+
+def config_of(kind):
+    for path in sorted(FIXTURES.glob("*/config.json")):
+        config = json.loads(path.read_text())
+        if config.get("model_type") == kind:
+            return config
+    raise AssertionError(kind)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """Lets this machine have a GPU, whatever is asked for."""
+
+    def have(found):
+        monkeypatch.setattr(probe, "ask_device", lambda _index: found)
+
+    have(H200)
+    return have
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_family_that_gpus_do_not_compute_is_the_cpus_or_refused(folder, device, caplog, kind):
+    (folder / "config.json").write_text(json.dumps(config_of(kind)))
+    if kind == "glm4_moe":
+        assert deploy(folder, backend="auto", load="dummy").backend == "cuda"
+        assert not caplog.messages
+        return
+    why = f"cuda does not compute {FAMILIES[kind].name} yet"
+    assert deploy(folder, backend="auto", load="dummy").backend == "cpu"
+    assert caplog.messages == [f"engine.backend auto takes the CPU: {why}"]
+    with pytest.raises(ConfigError, match=f"^engine.backend: {why}; set it to cpu$"):
+        deploy(folder, backend="cuda", load="dummy")
+    assert deploy(folder, backend="cpu", load="dummy").backend == "cpu"
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "found", "says"),
+    [
+        ({"n_routed_experts": 1024}, H200, ""),
+        ({"n_routed_experts": 2048}, H200, "n_routed_experts up to 1024, config.json has 2048"),
+        # Sixteen rows of eight bytes an expert, beside 8 KiB: 91 KiB / 128.
+        ({"n_routed_experts": 728}, GB10, ""),
+        ({"n_routed_experts": 729}, GB10, "n_routed_experts up to 728, config.json has 729"),
+        ({"n_routed_experts": 64, "num_experts_per_tok": 32}, H200, ""),
+        (
+            {"n_routed_experts": 64, "num_experts_per_tok": 33},
+            H200,
+            "num_experts_per_tok up to 32, config.json has 33",
+        ),
+        ({"head_dim": 20}, H200, "head_dim in multiples of 8, config.json has 20"),
+        # 128 keys and values of two bytes and 48 bytes a value, beside 4 KiB, in steps of 32.
+        ({"head_dim": 384}, H200, ""),
+        ({"head_dim": 392}, H200, "head_dim up to 384, config.json has 392"),
+        ({"head_dim": 160}, GB10, ""),
+        ({"head_dim": 168}, GB10, "head_dim up to 160, config.json has 168"),
+        ({"vocab_size": 1 << 21}, H200, ""),
+        (
+            {"vocab_size": (1 << 21) + 1},
+            H200,
+            "vocab_size up to 2097152, config.json has 2097153",
+        ),
+        # Gate and up of 65535 blocks of 128 rows, of 128 bytes each.
+        ({"intermediate_size": 65535 * 64}, H200, ""),
+        (
+            {"intermediate_size": 65535 * 64 + 4},
+            H200,
+            "no matrix of 8388488 × 64 values, which config.json's intermediate_size 4194244 makes",
+        ),
+        # Gate and up of 8192 bytes a row: 4 GiB are 524288 rows.
+        ({"hidden_size": 4096, "intermediate_size": 1 << 18}, H200, ""),
+        (
+            {"hidden_size": 4096, "intermediate_size": 1 << 18},
+            GB10,
+            "no matrix of 524288 × 4096 values, which config.json's intermediate_size 262144 makes",
+        ),
+        ({"hidden_size": 4096, "intermediate_size": (1 << 18) - 8}, GB10, ""),
+    ],
+)
+def test_sizes_that_the_kernels_do_not_take_are_named_before_weights(
+    folder, device, caplog, monkeypatch, change, found, says
+):
+    """By the limit and the key of config.json; `auto` takes the CPU."""
+    monkeypatch.setattr(launch, "require_fit", lambda *_: None)
+    device(found)
+    (folder / "config.json").write_text(json.dumps({**config_of("glm4_moe"), **change}))
+    if not says:
+        assert deploy(folder, backend="auto", load="dummy").backend == "cuda"
+        return
+    why = f"cuda on {found.name} takes {says}"
+    with pytest.raises(ConfigError) as caught:
+        deploy(folder, backend="cuda", load="dummy")
+    assert str(caught.value) == f"engine.backend: {why}; set it to cpu"
+    assert deploy(folder, backend="auto", load="dummy").backend == "cpu"
+    assert caplog.messages == [f"engine.backend auto takes the CPU: {why}"]
+
+
+def test_ranks_share_out_what_a_device_does_not_hold():
+    """Rows of matrices and ids of the vocabulary; what ranks sum is read in fours."""
+    family, config = FAMILIES["glm4_moe"], config_of("glm4_moe")
+    wide = {**config, "intermediate_size": 65535 * 256, "vocab_size": 1 << 23}
+    assert len(family.lacks(wide, 1, H200)) == len(family.lacks(wide, 2, H200)) == 2
+    assert family.lacks(wide, 4, H200) == ()
+    odd = {**config, "hidden_size": 62}
+    assert family.lacks(odd, 1, H200) == ()
+    (said,) = family.lacks(odd, 2)
+    assert said == "cuda takes hidden_size in multiples of 4, config.json has 62"
+
+
+def test_a_model_without_experts_is_not_asked_for_them():
+    dense = {**config_of("glm4_moe"), "n_routed_experts": 2048}
+    dense["first_k_dense_replace"] = dense["num_hidden_layers"]
+    assert FAMILIES["glm4_moe"].lacks(dense) != ()
+    assert FAMILIES["glm4_moe"].lacks({**dense, "num_nextn_predict_layers": 0}) == ()
+
+
+def test_a_gpu_that_cannot_be_used_is_one_line_of_the_log(folder, monkeypatch, caplog):
+    def broken(_index):
+        raise CudaError("no NVIDIA driver answers: 999; see nvidia-smi")
+
+    monkeypatch.setattr(probe, "ask_device", broken)
+    (folder / "config.json").write_text(json.dumps(config_of("glm4_moe")))
+    for present in (False, True):
+        monkeypatch.setattr(backends, "seems_present", lambda present=present: present)
+        assert deploy(folder, backend="auto", load="dummy").backend == "cpu"
+    why = "no NVIDIA driver answers: 999; see nvidia-smi"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"engine.backend auto takes the CPU: {why}")
+    ]
+
+
+EXPERTS, REMEDY = "n_routed_experts up to", "set it to cpu"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "backend", "node", "note"),
+    [
+        ("glm4_moe", {}, "auto", "", ""),
+        (
+            "mimo_v2",
+            {},
+            "cuda",
+            "",
+            f"engine.backend: cuda does not compute mimo yet; {REMEDY}",
+        ),
+        (
+            "mimo_v2",
+            {},
+            "auto",
+            "",
+            "engine.backend auto takes the CPU: cuda does not compute mimo yet",
+        ),
+        (
+            "mimo_v2",
+            {},
+            "auto",
+            "gb10",
+            "engine.backend auto takes the CPU: cuda does not compute mimo yet",
+        ),
+        (
+            "glm4_moe",
+            {"n_routed_experts": 1000},
+            "cuda",
+            "gb10",
+            f"engine.backend: cuda on a GB10 takes {EXPERTS} 728, config.json has 1000; {REMEDY}",
+        ),
+        ("glm4_moe", {"n_routed_experts": 1000}, "cuda", "", ""),
+        (
+            "glm4_moe",
+            {"n_routed_experts": 1025},
+            "cuda",
+            "",
+            f"engine.backend: cuda takes {EXPERTS} 1024, config.json has 1025; {REMEDY}",
+        ),
+        ("mimo_v2", {}, "cpu", "", ""),
+    ],
+)
+def test_the_plan_notes_what_the_start_would_refuse_or_not_take(
+    folder, device, capsys, kind, change, backend, node, note
+):
+    (folder / "config.json").write_text(json.dumps({**config_of(kind), **change}))
+    document = {"model": str(folder), "engine": {"backend": backend}}
+    settings = resolve(document, "f", site=SiteSettings())
+    planning.plan_elsewhere(settings, planning.NODES.get(node, planning.Elsewhere()), folder)
+    said = [line for line in capsys.readouterr().out.splitlines() if "engine.backend" in line]
+    assert said == ([note] if note else [])

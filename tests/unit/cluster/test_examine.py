@@ -127,8 +127,27 @@ def test_nodes_are_asked_about_roce_where_ranks_sum_over_it(engine, rdma):
     assert (second.collective, second.apart) == (engine.get("collective", "auto"), True)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "told", "asked"),
+    [
+        ({"nodes": ["a", "b"]}, (), [(0,), (0,)]),
+        ({"nodes": ["a", "b"]}, (3, 1), [(3,), (1,)]),
+        ({"world_size": 3}, (), [(0, 1, 2)]),
+        ({"world_size": 3}, (3, 0, 2), [(3, 0, 2)]),
+        ({}, (5,), [(5,)]),
+    ],
+)
+def test_nodes_are_asked_about_the_devices_of_their_ranks(ranks, told, asked):
+    document = {"model": "m", **ranks, "engine": {"devices": told}}
+    deployment = Deployment(Path("f"), resolve(document, "f", site=SiteSettings()), Access())
+    nodes = deployment.nodes = [Told(node.rank) for node in deployment.nodes]
+    up.examine(deployment)
+    assert [request.gpus for node in nodes for request in node.asked] == asked
+
+
 def test_what_is_amiss_is_said_once_a_line_and_the_error_names_the_nodes():
-    deployment = Deployment(Path("f"), resolve({"model": "m"}, "f", site=SiteSettings()), Access())
+    settings = resolve({"model": "m", "nodes": ["a", "b", "c"]}, "f", site=SiteSettings())
+    deployment = Deployment(Path("f"), settings, Access())
     deployment.nodes = [Told(0), Told(1), Told(2)]
     found = [
         (Finding("ok", "room"), Finding("warning", "its clock", "NTP")),

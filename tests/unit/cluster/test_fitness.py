@@ -16,10 +16,14 @@ from dgpp.cluster.examine import examine
 from dgpp.cluster.messages import Examine, Finding
 from dgpp.cluster.place import Place
 from dgpp.cluster.record import ProcessRecord, boot_id, start_ticks, write_record
+from dgpp.engine import backends
+from dgpp.engine.backends import Choice
 from dgpp.errors import ConfigError
 from dgpp.net.listening import Listen
 from dgpp.net.paths import path_of
-from kernels_numba.gpu.device import installed
+from kernels_numba.gpu import probe
+from kernels_numba.gpu.device import Device, installed
+from kernels_numba.gpu.errors import CudaError
 
 
 @pytest.fixture
@@ -100,6 +104,71 @@ def test_a_driver_that_is_missing(request_):
     assert remedy == "see docs/getting-started.md, or engine.backend cpu"
 
 
+def gpu(index):
+    return Device(index, "Toy", (9, 0), 4, 1 << 30, 2 << 30, 13000, unified=False)
+
+
+FIXTURES = TINY.parent
+
+
+MEANT = "engine.backend cpu says that this is meant"
+
+
+def of_backend(request):
+    said = [finding for finding in examine(request) if finding.what.startswith("engine.backend")]
+    return [(finding.level, finding.words) for finding in said]
+
+
+@pytest.mark.parametrize(
+    ("backend", "model", "found"),
+    [
+        ("cuda", "glm-4.7-bf16", ("ok", "engine.backend cuda is cuda: device 3, Toy")),
+        ("auto", "glm-4.7-bf16", ("ok", "engine.backend auto is cuda: device 3, Toy")),
+        # What the start would refuse, or not take.
+        (
+            "cuda",
+            "mimo-bf16",
+            ("error", "engine.backend: cuda does not compute mimo yet — set it to cpu"),
+        ),
+        (
+            "auto",
+            "mimo-bf16",
+            (
+                "warning",
+                f"engine.backend auto takes the CPU: cuda does not compute mimo yet — {MEANT}",
+            ),
+        ),
+        # Nothing to ask of.
+        ("auto", "absent", ("ok", "engine.backend auto is cuda: device 3, Toy")),
+    ],
+)
+def test_the_rank_s_own_device_is_asked_for_and_whether_it_computes_the_model(
+    request_, monkeypatch, backend, model, found
+):
+    asked = []
+    monkeypatch.setattr(probe, "ask_device", lambda index: asked.append(index) or gpu(index))
+    request = replace(request_, backend=backend, model=str(FIXTURES / model), gpus=(3,))
+    assert of_backend(request) == [found]
+    assert asked == [3]
+    assert len(of_backend(replace(request, gpus=(3, 1)))) == 1 + ("device" in found[1])
+    assert asked == [3, 3, 1]
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_a_gpu_that_auto_cannot_use_is_a_warning(request_, monkeypatch, present):
+    def broken(_index):
+        raise CudaError("the driver is too old: install 580")
+
+    monkeypatch.setattr(probe, "ask_device", broken)
+    monkeypatch.setattr(backends, "seems_present", lambda: present)
+    ((level, words),) = of_backend(replace(request_, backend="auto", gpus=(0, 1)))
+    if not present:
+        assert (level, words) == ("ok", "engine.backend auto is cpu")
+        return
+    assert level == "warning"
+    assert words.startswith("engine.backend auto takes the CPU: the driver is too old: install 580")
+
+
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("wanted", ["auto", "shm", "nccl", "verbs"])
 @pytest.mark.parametrize("backend", ["scripted", "cpu", "cuda"])
@@ -107,7 +176,7 @@ def test_a_collective_that_the_start_would_refuse_is_found_before(
     request_, monkeypatch, backend, wanted, apart
 ):
     """The start's own words, on every node whose ranks are to sum."""
-    monkeypatch.setattr(examination, "choose_backend", lambda name: (name, None))
+    monkeypatch.setattr(examination, "choose_backend", lambda name, *_: Choice(name))
     request = replace(request_, backend=backend, collective=wanted, apart=apart, world=2)
     try:
         path_of(wanted, backend, apart=apart)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from kernels_numba.gpu import kernels
+from kernels_numba.gpu import build, kernels
 from kernels_numba.gpu.build import Compiler
-from kernels_numba.gpu.source import MOE, ROWS, Unit
+from kernels_numba.gpu.errors import CudaError
+from kernels_numba.gpu.limits import limits_of
+from kernels_numba.gpu.source import MOE, ROWS, Unit, source
 
 
 class _Nvrtc:
@@ -123,3 +128,50 @@ def test_cuda_sources_are_counted_and_compiled_once(faked, caplog) -> None:
     compiler = Compiler("sm_90a")
     assert loaded == [str(compiler.path(unit)) for unit in units[:3]] * 2
     assert all(compiler.path(unit).exists() for unit in units[:3])
+
+
+def test_a_folder_that_keeps_no_kernels_is_named_with_the_variable(faked, tmp_path, monkeypatch):
+    make = faked(_Nvrtc(), lambda path: None)
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "kernels"
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(place))
+    with pytest.raises(CudaError) as caught:
+        make().prepare([ROWS])
+    assert str(caught.value) == (
+        f"compiled kernels cannot be kept: {place}: Not a directory; let CUPY_CACHE_DIR name a "
+        "folder that can be written"
+    )
+
+
+class _FullDisk:
+    def __enter__(self) -> _FullDisk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def write(self, _code: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_named_and_nothing_is_left_there(faked, tmp_path, monkeypatch):
+    make = faked(_Nvrtc(), lambda path: None)
+    monkeypatch.setattr(build.os, "fdopen", lambda *_: _FullDisk())
+    with pytest.raises(CudaError, match="cannot be kept: No space left on device; let CUPY_CACHE"):
+        make().prepare([ROWS])
+    assert [path.suffix for path in Path(tmp_path).iterdir()] == [".lock"]
+
+
+def test_limits_are_those_of_the_sources():
+    """What is refused before weights are read is what the kernels were made for."""
+    limits = limits_of(None)
+
+    def stated(text: str, name: str) -> int:
+        found = re.search(rf"constexpr int {name} = (\d+);", source(text))
+        assert found is not None
+        return int(found[1])
+
+    assert limits.experts == stated("moe", "MOST_EXPERTS") == 1024
+    assert limits.top == stated("moe", "MOST_TOP") == 32
+    assert limits.ids == stated("pick", "MOST_CHUNKS") * stated("pick", "CHUNK") == 1 << 21
+    assert limits.rows == 65535 * stated("tile", "BM") == 65535 * 128
