@@ -14,7 +14,7 @@ from dgpp.check.expected import Array, Expected, Tolerances
 from dgpp.check.forward import CHUNK, CheckOptions, engine_limits
 from dgpp.check.judge import Float32Judge
 from dgpp.check.trace import SLOT
-from dgpp.check.world import run_world
+from dgpp.check.world import device_of, run_world
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.engine.model_engine import ModelEngine
@@ -155,7 +155,7 @@ def run_rank(
         limits,
         options.threads,
         backend=options.backend,
-        device=rank,
+        device=device_of(rank, options.backend, options.devices),
         collective=collective,
         embed_sharding=options.embed_sharding,
     )
@@ -188,7 +188,7 @@ def check_drafter(
     if options.rule != "float32":
         raise ConfigError(f"--rule: a block drafter is compared by float32, not by {options.rule}")
     rank_of = partial(run_rank, checkpoint, target, expected, options)
-    runs = run_world(options.world, rank_of, options.backend)
+    runs = run_world(options.world, rank_of, options.backend, options.devices)
     judge = Float32Judge(tolerances)
     for rank, other in enumerate(runs[1:], 1):
         if not np.array_equal(np.stack(other.drafts), np.stack(runs[0].drafts)):

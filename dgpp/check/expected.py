@@ -86,7 +86,9 @@ class Expected:
         try:
             with np.load(path, allow_pickle=False) as archive:
                 self.arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
+        except OSError as error:
+            raise CheckpointError(f"{path}: {error.strerror or error}") from error
+        except (ValueError, zipfile.BadZipFile) as error:
             message = f"{path}: not a readable .npz archive: {error}"
             raise CheckpointError(message) from error
         missing = [name for name in required if name not in self.arrays]

@@ -35,16 +35,17 @@ SLOTS = 2
 
 class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a check runs. `per_layer` feeds each layer the reference's own input, so that errors do
-    not add up. `threads` are each rank's; rank r of a `world` takes GPU r, as far as there are.
-    Tables of n-grams are `mapped` or copied, from the directory `tables` where the checkpoint has
-    none. `forms` are those that the model is held in, but for rounded rows, which are checked
-    where there are values of them."""
+    not add up. `threads` are each rank's; rank r of a `world` takes GPU r of `devices`, or of all
+    where none are named, as far as there are. Tables of n-grams are `mapped` or copied, from the
+    directory `tables` where the checkpoint has none. `forms` are those that the model is held in,
+    but for rounded rows, which are checked where there are values of them."""
 
     threads: int = 2
     per_layer: bool = False
     backend: str = "cpu"
     rule: str = "float32"
     world: int = 1
+    devices: tuple[int, ...] = ()
     embed_sharding: str = "replicated"
     mapped: bool = False
     tables: Path | None = None
@@ -111,7 +112,7 @@ def run_rank(
         options.threads,
         drafts=bool(draft_levels(expected)) or "dspark_logits" in expected,
         backend=options.backend,
-        device=device_of(rank, options.backend),
+        device=device_of(rank, options.backend, options.devices),
         collective=collective,
         embed_sharding=options.embed_sharding,
         forms=forms,
@@ -241,7 +242,7 @@ class _How(NamedTuple):
         tokens = len(expected["ids"]) + len(_answer(expected))
         limits = engine_limits(checkpoint.config, tokens, prefill)
         rank_of = partial(run_rank, checkpoint, expected, limits, options, forms=forms)
-        runs = run_world(options.world, rank_of, options.backend)
+        runs = run_world(options.world, rank_of, options.backend, options.devices)
         run, backend = runs[0]
         gaps = partial(_float32_gaps, checkpoint, expected, limits, options.threads, forms)
         judge = make_judge(options.rule, tolerances, gaps if run.alone else None)

@@ -18,19 +18,26 @@ from dgpp.net.watch import RENDEZVOUS_S
 T = TypeVar("T")
 
 
-def device_of(rank: int, backend: str) -> int:
-    """The GPU of a rank; several share one where there are fewer GPUs than ranks."""
+def device_of(rank: int, backend: str, devices: tuple[int, ...] = ()) -> int:
+    """The GPU of a rank: of `devices` in turn, else of all; several share one where there are fewer
+    GPUs than ranks."""
     if backend != "cuda":
         return 0
+    if devices:
+        return devices[rank % len(devices)]
     from kernels_numba.gpu.device import device_count
 
     return rank % max(1, device_count())
 
 
 def run_world(
-    world: int, rank_of: Callable[[int, Collective | None], T], backend: str = "cpu"
+    world: int,
+    rank_of: Callable[[int, Collective | None], T],
+    backend: str = "cpu",
+    devices: tuple[int, ...] = (),
 ) -> list[T]:
-    """What `rank_of(rank, its collective)` returns on every rank; no collective for a world of 1.
+    """What `rank_of(rank, its collective)` returns on every rank, whose GPUs are `devices` as
+    `device_of` has it; no collective for a world of 1.
 
     Raises the first error that is not another rank's end.
     """
@@ -45,7 +52,7 @@ def run_world(
     fd = create_slab(world)
 
     def run(rank: int) -> T:
-        device = device_of(rank, backend)
+        device = device_of(rank, backend, devices)
         collective = open_collective("auto", backend, device, fd, rank, world, RENDEZVOUS_S)
         try:
             return rank_of(rank, collective)

@@ -9,7 +9,9 @@ import typer
 
 if TYPE_CHECKING:
     from dgpp.check.drafter import DrafterReport
+    from dgpp.check.expected import Tolerances
     from dgpp.check.report import ForwardReport
+    from kernels_numba.gpu.device import Device
 
 TablesOption = Annotated[
     Path | None,
@@ -26,6 +28,10 @@ Bf16Option = Annotated[str, typer.Option(help="bf16 weights as: checkpoint or bf
 KvOption = Annotated[str, typer.Option(help="Cached context as: bf16, fp8 or fp4.")]
 TargetOption = Annotated[
     Path | None, typer.Option(help="Checkpoint directory of a block drafter's target.")
+]
+DevicesOption = Annotated[
+    str,
+    typer.Option(help="CUDA device of each rank: 1,0. Else a rank's number, as far as there are."),
 ]
 RULES = {"cpu": "float32", "cuda": "bf16"}
 
@@ -110,8 +116,9 @@ def _print_any(report: ForwardReport | DrafterReport, *, as_json: bool) -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    typer.echo(message, err=True)
-    raise typer.Exit(1)
+    from dgpp.errors import ConfigError
+
+    raise ConfigError(message)
 
 
 def _one_of(flag: str, value: str, *known: str) -> None:
@@ -119,12 +126,42 @@ def _one_of(flag: str, value: str, *known: str) -> None:
         _refuse(f"{flag}: {value!r} is not one of {', '.join(known)}")
 
 
-def _backend(wanted: str, threads: int) -> str:
-    """The backend that `wanted` comes to; of the CPU's, a warning where it has not so many
-    threads."""
-    from dgpp.engine.backends import choose_backend
+def _tolerances(expected: Path, tolerance: float | None) -> Tolerances:
+    """What is near enough to the values in `expected`: as stated, else within `tolerance`."""
+    from dgpp.check.expected import stated_tolerances, uniform_tolerances
 
-    chosen, _ = choose_backend(wanted)
+    if not expected.is_file():
+        _refuse(f"--expected: {expected}: there is no such file")
+    stated = stated_tolerances(expected)
+    if stated is None and tolerance is None:
+        _refuse(f"{expected}: no index.json states a tolerance; give --tolerance")
+    return stated or uniform_tolerances(tolerance or 0.0)
+
+
+def _devices(text: str) -> tuple[int, ...]:
+    parts = text.replace(" ", "").split(",") if text else []
+    if not all(part.isascii() and part.isdigit() and len(part) < 4 for part in parts):
+        _refuse(f"--devices: expected numbers separated by commas, got {text!r}")
+    return tuple(map(int, parts))
+
+
+def _backend(wanted: str, threads: int, model: Path, world: int, device: int) -> str:
+    """The backend that `wanted` comes to for the checkpoint `model`, on rank 0's GPU `device`; of
+    the CPU's, a warning where it has not so many threads, or where a GPU is not taken."""
+    from dgpp.checkpoint.json_file import read_json
+    from dgpp.engine.backends import choose_backend
+    from dgpp.models.registry import family_of
+
+    def lacks(found: Device) -> tuple[str, ...]:
+        config = read_json(model / "config.json")
+        return family_of(config).lacks(config, world, found)
+
+    choice = choose_backend(wanted, device, lacks)
+    chosen = choice.backend
+    if choice.device is not None and (missed := lacks(choice.device)):
+        _refuse(f"--backend: {missed[0]}; take cpu")
+    if choice.why:
+        typer.echo(f"warning: --backend auto takes the CPU: {choice.why}", err=True)
     if chosen == "cpu":
         from kernels_numba.jit import config
 
@@ -165,10 +202,11 @@ def check_forward(
     bf16_weights: Bf16Option = "checkpoint",
     kv_dtype: KvOption = "bf16",
     target: TargetOption = None,
+    devices: DevicesOption = "",
 ) -> None:
     """Per-layer and logits error, greedy, router and draft agreement; exit 1 beyond tolerance."""
     from dgpp.check.drafter import open_and_check_drafter
-    from dgpp.check.expected import stated_tables, stated_tolerances, uniform_tolerances
+    from dgpp.check.expected import stated_tables
     from dgpp.check.forward import CheckOptions, open_and_check
     from dgpp.models.forms import ModelForms
 
@@ -177,17 +215,16 @@ def check_forward(
     _one_of("--embed-sharding", embed_sharding, "replicated", "vocab")
     _one_of("--ngram-table", ngram_table, "resident", "mmap")
     forms = _forms(dense_weights, bf16_weights, kv_dtype)
-    chosen = _backend(backend, threads)
-    tolerances = stated_tolerances(expected)
-    if tolerances is None and tolerance is None:
-        _refuse(f"{expected}: no index.json states a tolerance; give --tolerance")
-    tolerances = tolerances or uniform_tolerances(tolerance or 0.0)
+    tolerances = _tolerances(expected, tolerance)
+    named = _devices(devices)
+    chosen = _backend(backend, threads, target or checkpoint, world, next(iter(named), 0))
     options = CheckOptions(
         threads=threads,
         per_layer=per_layer,
         backend=chosen,
         rule=RULES[chosen] if rule == "auto" else rule,
         world=world,
+        devices=named,
         embed_sharding=embed_sharding,
         mapped=ngram_table == "mmap",
         tables=ngram_table_model or stated_tables(expected),

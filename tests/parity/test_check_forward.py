@@ -11,10 +11,16 @@ import pytest
 from reference_fixtures import fixture_directory
 from typer.testing import CliRunner
 
+from dgpp.check.forward import CheckOptions
+from dgpp.check.world import device_of
 from dgpp.cli.check import app
-from dgpp.errors import CheckpointError
+from dgpp.cli.main import main
+from dgpp.errors import CheckpointError, ConfigError
+from kernels_numba.gpu import probe
+from kernels_numba.gpu.device import Device
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+GPU = Device(0, "Toy", (9, 0), 4, 1 << 30, 2 << 30, 13000, unified=False)
 
 
 def run(directory: Path, *extra: str):
@@ -67,8 +73,8 @@ def test_the_bf16_rule_needs_a_stated_bf16_run(tmp_path: Path) -> None:
     assert isinstance(result.exception, CheckpointError)
     assert "rule bf16: no index.json states" in str(result.exception)
     result = run(directory, "--rule", "fp8")
-    assert result.exit_code == 1
-    assert "--rule: 'fp8' is not one of auto, float32, bf16" in result.stderr
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception) == "--rule: 'fp8' is not one of auto, float32, bf16"
 
 
 def test_a_wrong_value_fails_by_name(tmp_path: Path) -> None:
@@ -80,8 +86,8 @@ def test_a_wrong_value_fails_by_name(tmp_path: Path) -> None:
     arrays |= {"image_0": np.zeros(2), "attention": np.zeros(2)}
     np.savez(directory / "expected.npz", **arrays)
     result = run(directory)
-    assert result.exit_code == 1
-    assert "--tolerance" in result.stderr
+    assert isinstance(result.exception, ConfigError)
+    assert "--tolerance" in str(result.exception)
     result = run(directory, "--tolerance", "0.004")
     assert result.exit_code == 1
     assert "FAIL logits: off by up to 0.0" in result.stdout
@@ -91,10 +97,81 @@ def test_a_wrong_value_fails_by_name(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "expected.npz").write_bytes(b"PK")
     result = run(tmp_path, "--tolerance", "1")
     assert isinstance(result.exception, CheckpointError)
     assert "config.json" in str(result.exception)
     assert run(tmp_path, "--backend", "cuda").exit_code == 1
+
+
+def test_expected_values_that_are_not_there_are_named_first(tmp_path: Path) -> None:
+    for wrong in (tmp_path / "nope.npz", tmp_path):
+        result = run(FIXTURES / "glm-4.7-bf16", "--expected", str(wrong), "--backend", "cuda")
+        assert isinstance(result.exception, ConfigError)
+        assert str(result.exception) == f"--expected: {wrong}: there is no such file"
+
+
+def test_an_error_is_one_line_that_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    directory = FIXTURES / "glm-4.7-bf16"
+    command = ["check", "forward", "--checkpoint", str(directory), "--expected", "/nope.npz"]
+    assert main(command) == 1
+    assert capsys.readouterr().err == (
+        "dgpp: error: --expected: /nope.npz: there is no such file\n"
+    )
+
+
+class Chosen(Exception):
+    """Raised where a check would begin."""
+
+
+@pytest.mark.parametrize(
+    ("extra", "asked", "devices"),
+    [
+        ([], 0, (0, 1, 0)),
+        (["--devices", "3"], 3, (3, 3, 3)),
+        (["--devices", "3, 1"], 3, (3, 1, 3)),
+    ],
+)
+def test_ranks_take_the_devices_that_are_named(
+    monkeypatch: pytest.MonkeyPatch, extra: list[str], asked: int, devices: tuple[int, ...]
+) -> None:
+    def begin(_directory: Path, _expected: Path, _tolerances: object, options: CheckOptions):
+        taken = tuple(device_of(rank, options.backend, options.devices) for rank in range(3))
+        raise Chosen(options.backend, taken, device_of(1, "cpu", options.devices))
+
+    probed: list[int] = []
+    monkeypatch.setattr(probe, "ask_device", lambda index: probed.append(index) or GPU)
+    monkeypatch.setattr("dgpp.check.forward.open_and_check", begin)
+    monkeypatch.setattr("kernels_numba.gpu.device.device_count", lambda: 2)
+    result = run(FIXTURES / "glm-4.7-bf16", "--backend", "auto", *extra)
+    assert isinstance(result.exception, Chosen)
+    assert result.exception.args == ("cuda", devices, 0)
+    assert probed == [asked]
+
+
+def test_devices_of_another_shape_are_named() -> None:
+    for wrong in ("x", "1,", "-1", "1000"):
+        result = run(FIXTURES / "glm-4.7-bf16", "--devices", wrong)
+        assert isinstance(result.exception, ConfigError)
+        assert str(result.exception).startswith("--devices: expected numbers separated by commas")
+
+
+def test_a_family_that_gpus_do_not_compute_is_the_cpus_or_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def begin(*arguments: object) -> None:
+        raise Chosen(arguments[-1].backend)
+
+    monkeypatch.setattr(probe, "ask_device", lambda _index: GPU)
+    monkeypatch.setattr("dgpp.check.forward.open_and_check", begin)
+    result = run(FIXTURES / "mimo-bf16", "--backend", "auto", "--tolerance", "1")
+    assert isinstance(result.exception, Chosen)
+    assert result.exception.args == ("cpu",)
+    why = "cuda does not compute mimo yet"
+    assert f"warning: --backend auto takes the CPU: {why}" in result.stderr
+    result = run(FIXTURES / "mimo-bf16", "--backend", "cuda", "--tolerance", "1")
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception) == f"--backend: {why}; take cpu"
 
 
 @pytest.mark.parametrize("extra", [(), ("--per-layer",)])
