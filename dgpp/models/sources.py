@@ -61,7 +61,16 @@ class Linear(msgspec.Struct, frozen=True):
 
     def own(self, shard: Shard, held: Form | None = None) -> Linear:
         """What one rank uses of it, `held` in another form than it is stored in where that is
-        given. Raises ConfigError where that is no cut of the form."""
+        given. Raises ConfigError where that is no cut of the form, CheckpointError where the whole
+        is none."""
+        form = self.format.form if held is None else held
+        said = self.format.name if form is self.format.form else form.name
+        layout = LAYOUTS[form]
+        if not layout.grid and self.taken[1] % (layout.group or 1):
+            raise CheckpointError(
+                f"config.json: {self.name} has {self.taken[1]} columns, which are no whole groups "
+                f"of {layout.group} ({said})"
+            )
         if self.split in (Split.NONE, Split.TAKEN) or shard.world == 1:
             return structs.replace(self, split=Split.NONE)
         if self.split is not Split.COLUMNS:
@@ -73,12 +82,11 @@ class Linear(msgspec.Struct, frozen=True):
             return structs.replace(self, take=take, split=Split.NONE)
         start, count = self.span or (0, self.columns)
         part = shard.span(Split.COLUMNS, count, self.name)
-        step = LAYOUTS[self.format.form if held is None else held].group or 1
+        step = layout.group or 1
         if len(part) % step:
-            form = self.format.name if held in (None, self.format.form) else held.name
             raise ConfigError(
                 f"world_size: {shard.world} cuts {self.name} into {len(part)} columns, which are "
-                f"no whole groups of {step} ({form})"
+                f"no whole groups of {step} ({said})"
             )
         return structs.replace(self, span=(start + part.start, len(part)), split=Split.NONE)
 

@@ -10,7 +10,7 @@ from model_fixtures import FIXTURES, config_of
 
 from dgpp.checkpoint.binding import Binding
 from dgpp.checkpoint.checkpoint import Checkpoint
-from dgpp.errors import ConfigError
+from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.plan import MemorySettings, plan_memory
 from dgpp.models.registry import family_of
 from dgpp.models.shard import VOCABULARY_STEP, Shard
@@ -75,6 +75,26 @@ def test_worlds_that_do_not_divide_are_refused_by_name() -> None:
     assert "config.json's moe_intermediate_size (30)" in refusal(4, moe_intermediate_size=30)
     assert "model.layers.0.mlp.gate_proj (126)" in refusal(4, intermediate_size=126)
     assert "vocab_size of 96 is 3 slices of 32, too few for 4 ranks" in refusal(4, vocab_size=96)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("fields", "name", "columns"),
+    [
+        ({"hidden_size": 72}, "model.layers.0.mlp.gate_proj", 72),
+        ({"moe_intermediate_size": 40}, "model.layers.2.mlp.experts.0.down_proj", 40),
+        ({"intermediate_size": 8}, "model.layers.0.mlp.down_proj", 8),
+    ],
+)
+def test_nvfp4_rows_that_are_no_whole_groups_are_named_before_weights(world, fields, name, columns):
+    """Sixteen values share a scale, and no backend reads less than all of them."""
+    with pytest.raises(CheckpointError) as caught:
+        plan_memory(config_of("nvfp4") | fields, MemorySettings(), world)
+    assert str(caught.value) == (
+        f"config.json: {name} has {columns} columns, which are no whole groups of 16 "
+        "(NVFP4 (modelopt))"
+    )
+    plan_memory(config_of("bf16") | fields, MemorySettings(), world)
 
 
 def test_nvfp4_is_cut_between_groups_only() -> None:
