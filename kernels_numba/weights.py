@@ -207,21 +207,23 @@ def _require(held: bool, of: str, first: int, count: int) -> None:
         raise ValueError(message)
 
 
-def dummy_part(form: Form, rows: int, columns: int, seed: int) -> Part:
+def dummy_part(form: Form, rows: int, columns: int, seed: int | tuple[int, ...]) -> Part:
     """Seeded random values of deviation about DUMMY_DEVIATION in a checkpoint's form."""
     rng = np.random.default_rng(seed)
     layout = LAYOUTS[form]
     if form is Form.BF12:
         raise ValueError("BF12 is made of values, not of dummies")
-    if layout.code in (Code.F32, Code.BF16):
+    if layout.code is Code.F32:
         values = rng.standard_normal((rows, columns), np.float32) * np.float32(DUMMY_DEVIATION)
-        if layout.code is Code.F32:
-            return Part(form, values)
-        return Part(form, (values.view(np.uint32) >> 16).astype(np.uint16))
-    data = rng.integers(0, 256, (rows, layout.code_bytes(columns)), np.uint8)
+        return Part(form, values)
+    if layout.code is Code.BF16:
+        return Part(form, _uniform_bf16(rng, rows * columns).reshape(rows, columns))
+    each = layout.code_bytes(columns)
+    data = _random_bytes(rng, rows * each).reshape(rows, each)
     if layout.code is Code.E4M3:
         # Magnitudes 1 … 1.875, either sign: no NaN, no outlier.
-        data = data & 0x87 | 0x38
+        data &= 0x87
+        data |= 0x38
     one = np.float32(DUMMY_DEVIATION / _CODE_DEVIATION[layout.code])
     if form is Form.NVFP4:
         scale = rng.integers(0x38, 0x40, (rows, columns // layout.group), np.uint8)
@@ -235,6 +237,29 @@ def dummy_part(form: Form, rows: int, columns: int, seed: int) -> Part:
     return Part(form, data, _scales_of(layout.scale, one, (rows, columns // layout.group)))
 
 
+def _random_bytes(rng: np.random.Generator, size: int) -> npt.NDArray[np.uint8]:
+    """Eight at a time, which takes an eighth of the time."""
+    return rng.integers(0, 1 << 64, -(-size // 8), np.uint64).view(np.uint8)[:size]
+
+
+def _uniform_bf16(rng: np.random.Generator, count: int) -> npt.NDArray[np.uint16]:
+    """bf16 bits of values within DUMMY_DEVIATION · √3 of zero, all as likely: they are made in a
+    twentieth of the time of normal ones."""
+    found = np.empty(count, np.uint16)
+    step = np.float32(DUMMY_DEVIATION * math.sqrt(3.0) / (1 << 15))
+    values = np.empty(_AT_ONCE, np.float32)
+    # bf16 is float32's upper half, which stands behind the lower one.
+    upper = values.view(np.uint16)[1::2]
+    for first in range(0, count, _AT_ONCE):
+        some = found[first : first + _AT_ONCE]
+        steps = _random_bytes(rng, 2 * some.size).view(np.int16)
+        np.multiply(steps, step, out=values[: some.size])
+        some[...] = upper[: some.size]
+    return found
+
+
+_AT_ONCE = 1 << 16
+"""Random values that are made at once: they stay in a processor's cache."""
 _SCALE_DEVIATION = 1.4
 """Of the e4m3 codes 0x38 … 0x3F, about."""
 _CODE_DEVIATION = {Code.E4M3: 1.45, Code.E2M1: 3.0, Code.INT4: 4.6, Code.INT8: 74.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,6 +82,20 @@ def _settle_blas() -> None:
 
 
 @contextmanager
+def _told() -> Iterator[None]:
+    """What the engine logs inside goes to standard error: the figures alone to standard output."""
+    log, handler = logging.getLogger("dgpp"), logging.StreamHandler()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+@contextmanager
 def _engine(
     wanted: _Wanted, contexts: tuple[int, ...], batch: int, steps: int = 0
 ) -> Iterator[_Bench]:
@@ -106,13 +121,14 @@ def _engine(
         parsed = family_of(config).settle(config, model_forms(settings.engine))
         least = min(steps, LEAST_STEPS)
         require_positions(parsed.max_position_embeddings, contexts, steps, least)
-        with blamed(contexts, batch, steps):
+        with _told(), blamed(contexts, batch, steps):
             boot, plan, room = deploy(settings, log_json=False)
         assert plan is not None
         assert room is not None
         machine = yardstick(boot.backend, threads=boot.threads, device=boot.device)
         rates = _rates(machine, contexts, decode=steps > 0)
-        engine = build_engine(boot)
+        with _told():
+            engine = build_engine(boot)
         assert isinstance(engine, ModelEngine)
         about = {
             "model": wanted.checkpoint or settings.model,

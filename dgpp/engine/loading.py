@@ -13,10 +13,11 @@ from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.models.account import Account
 from dgpp.models.dummy_weights import DummyWeights
 from dgpp.models.forms import ModelForms
+from dgpp.models.progress import FollowedWeights
 from dgpp.models.registry import Model, family_of
 from dgpp.models.resident_image import ResidentImage, image_facts, image_path
 from dgpp.models.shard import Shard
-from dgpp.models.sources import CheckedWeights, LoadedWeights, WeightSource
+from dgpp.models.sources import CheckedWeights, LoadedWeights, PlannedWeights, WeightSource
 from dgpp.models.tables import Tables
 from kernels_numba.backend import Backend
 from kernels_numba.images import ImageBackend
@@ -51,15 +52,25 @@ class Loading:
         build = partial(family.build, config, drafts=self.drafts)
         if isinstance(checkpoint, DummyModel):
             source = DummyWeights(self.backend, self.shard, self.tables, forms=forms)
-            return build(source), Account()
+            return self._followed(build, "random weights made")(source), Account()
         trial = Binding(checkpoint)
         build(CheckedWeights(trial, self.shard, self.tables))
         trial.finish()
-        model, account = self._from_files(checkpoint, build, images)
+        followed = self._followed(build, "weights loaded")
+        model, account = self._from_files(checkpoint, followed, images)
         for read in (checkpoint, self.tables.checkpoint):
             if read is not None:
                 read.release()
         return model, account
+
+    def _followed(
+        self, build: Callable[[WeightSource], Model], doing: str
+    ) -> Callable[[WeightSource], Model]:
+        """`build` with a line in the log now and then, which begins with `doing`."""
+        planned = PlannedWeights(self.shard, self.tables, self.forms)
+        build(planned)
+        total = sum(planned.items.values())
+        return lambda source: build(FollowedWeights(source, self.forms, total, doing))
 
     def _from_files(
         self, checkpoint: Checkpoint, build: Callable[[WeightSource], Model], images: Path | None

@@ -42,6 +42,8 @@ from kernels_numba.packed_rows import PackedRow, RowCode
 from kernels_numba.weights import VECTOR, Form, Part, dummy_part
 
 _PAIR_BUFFERS = ("input", "raw", "act", "out", "sums")
+DUMMY_ROWS = 1024
+"""Rows of random weights that are made at once."""
 PARTIAL_BYTES = 4 << 20
 """Scratch for attention spans computed side by side."""
 
@@ -166,7 +168,16 @@ class CpuBackend(CpuExtended, CpuImages):
         return matrix.cut(first, rows)
 
     def dummy(self, form: Form, rows: int, columns: int, seed: int) -> CpuMatrix:
-        return self.matrix([dummy_part(form, rows, columns, seed)])
+        if form is not Form.BF16:
+            return self.matrix([dummy_part(form, rows, columns, seed)])
+        # In pieces: a model's experts are too large to be there twice.
+        data, scale, factors = map(self.room, self.array_shapes(form, rows, columns, 0))
+        for first in range(0, rows, DUMMY_ROWS):
+            part = dummy_part(form, min(DUMMY_ROWS, rows - first), columns, (seed, first))
+            data[first : first + part.rows, :columns] = part.data
+        matrix = CpuMatrix.of(form, columns, data, scale, factors)
+        self._make_room(matrix)
+        return matrix
 
     def rotary_table(self, angles: F32Array, scale: float = 1.0) -> Block:
         table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)

@@ -46,6 +46,21 @@ def test_random_weights_are_seeded_and_of_the_stated_spread(backend, form) -> No
     assert (values_of(backend, form, 6) != first).mean() > 0.5
 
 
+def test_rows_that_are_made_apart_differ_as_others_do(backend) -> None:
+    """Large matrices are made in pieces of rows, whose ends need not be the matrix's."""
+    rows, columns = 2500, 40
+    matrix = backend.dummy(Form.BF16, rows, columns, 7)
+    out = backend.tensor(rows, wide=True)
+    unit = np.eye(columns, dtype=np.float32)
+    backend.linear(rows_of(backend, columns), tensor_of(backend, unit), matrix, out)
+    made = backend.read(out, columns).T
+    assert len(np.unique(made, axis=0)) == rows
+    parts = np.array_split(made, 5)
+    for part in parts:
+        assert part.std() == pytest.approx(DUMMY_DEVIATION, rel=0.15)
+        assert abs(part.mean()) < DUMMY_DEVIATION / 20
+
+
 def test_every_operation_has_a_test() -> None:
     text = "\n".join(path.read_text() for path in Path(__file__).parent.glob("*.py"))
     operations = [name for name, value in vars(Backend).items() if callable(value)]
