@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -12,6 +13,8 @@ for needed in ("aiohttp", "psutil", "uvloop"):
 from faulty import injected, patching  # noqa: E402 - after the check that it can load
 from serving import ROOT, Starter  # noqa: E402
 
+from dgpp.engine.backends import choose_backend  # noqa: E402
+
 CONFIG = ROOT / "tests" / "fixtures" / "glm-4.7-nvfp4" / "config.json"
 PROMPT = {"prompt": [1] * 100, "max_tokens": 64, "temperature": 0}
 
@@ -21,7 +24,7 @@ def serve(cuda, tmp_path):
     starter = Starter(tmp_path)
 
     def start(**more):
-        return starter(model=CONFIG, backend="cuda", load="dummy", **more)
+        return starter(**{"model": CONFIG, "backend": "cuda", "load": "dummy", **more})
 
     yield start
     starter.close()
@@ -46,6 +49,23 @@ def test_no_cuda_device_is_named(serve, monkeypatch) -> None:
     server = serve(ready=False)
     assert server.process.wait(60) == 1
     assert "engine.backend cuda: no CUDA device can be used" in server.log
+
+
+def test_auto_says_why_it_leaves_a_cuda_device(cuda, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    choice = choose_backend("auto")
+    assert choice.backend == "cpu"
+    assert choice.why.startswith("no CUDA device can be used: ")
+    assert choice.why.endswith("see nvidia-smi, and CUDA_VISIBLE_DEVICES, which is ''")
+
+
+def test_sizes_that_cuda_kernels_do_not_take_are_named_before_weights(serve, tmp_path) -> None:
+    config = {**json.loads(CONFIG.read_text()), "n_routed_experts": 2048}
+    (tmp_path / "large.json").write_text(json.dumps(config))
+    server = serve(ready=False, model=tmp_path / "large.json")
+    assert server.process.wait(60) == 1
+    assert "takes n_routed_experts up to 1024, config.json has 2048; set it to cpu" in server.log
+    assert "Traceback" not in server.log
 
 
 BROKEN_SOURCE = patching(

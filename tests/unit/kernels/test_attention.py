@@ -100,6 +100,24 @@ def test_chunks_and_decode_give_the_oracle_and_the_same_bits(backend, dim, turne
     np.testing.assert_array_equal(by_chunks[CAPACITY], by_chunks[1])
 
 
+def test_the_widest_heads_that_a_device_takes_are_computed(backend) -> None:
+    if backend.name != "cuda":
+        pytest.skip("the CPU's heads have no limit")
+    from kernels_numba.gpu.limits import limits_of
+
+    dim, tokens = limits_of(backend.device).head, 140
+    angles = np.outer(np.arange(tokens), 1.0 / 10 ** np.arange(8)).astype(np.float32)
+    request = Request(tokens, dim, angles.astype(np.float64), 1)
+    harness = Harness(backend, dim, angles)
+    harness.rows.tables[1, :20] = np.arange(20)
+    # More rows than are split over their spans, then few, then a step of one.
+    edges = (0, min(CAPACITY, 100), tokens - 1, tokens)
+    parts = [
+        harness.feed([(1, request, t) for t in range(start, end)]) for start, end in pairwise(edges)
+    ]
+    np.testing.assert_allclose(np.concatenate(parts), request.expected, atol=3e-2)
+
+
 def test_batch_mates_do_not_change_a_row(backend) -> None:
     dim, lengths = 32, (150, 40, 270)
     angles = np.outer(np.arange(300), 1.0 / 10 ** np.arange(8)).astype(np.float32)

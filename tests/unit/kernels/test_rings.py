@@ -86,30 +86,33 @@ def test_heads_without_room_are_named(small) -> None:
     assert small.plane(2, 16, 1, 128).padded == 128
 
 
-def test_what_is_known_before_weights_is_what_the_device_takes(small) -> None:
+@pytest.mark.parametrize("little", [True, False])
+def test_what_is_known_before_weights_is_what_the_device_takes(backend, small, little) -> None:
     """The largest head and the most experts of `limits_of` are taken, the next are not."""
     from kernels_numba.gpu.limits import limits_of
 
-    limits = limits_of(small.device)
-    assert small.plane(1, 16, 1, limits.head).padded == limits.head
+    on = small if little else backend
+    limits = limits_of(on.device)
+    assert on.plane(1, 16, 1, limits.head).padded == limits.head
     for wrong in (limits.head + limits.head_step, limits.head - 1):
         with pytest.raises(ValueError, match=f"heads of {wrong} values|head_dim must be"):
-            small.plane(1, 16, 1, wrong)
+            on.plane(1, 16, 1, wrong)
     for experts, top, taken in (
         (limits.experts, limits.top, True),
         (limits.experts + 1, limits.top, False),
         (limits.experts, limits.top + 1, False),
     ):
-        gate = small.dummy(Form.BF16, experts, 64, 1)
-        bias = small.vector(np.zeros(experts, np.float32))
+        gate = on.dummy(Form.BF16, experts, 64, 1)
+        bias = on.vector(np.zeros(experts, np.float32))
         routing = Routing(gate, bias, experts, top, normalise=True, scale=1.0)
-        rows, routes = rows_of(small, 17), small.routes(top)
+        rows, routes = rows_of(on, 17), on.routes(top)
         if taken:
-            small.route(rows, small.tensor(64), routing, routes)
-            assert small.read_routes(routes, 17)[0].max() < experts
+            on.route(rows, on.tensor(64), routing, routes)
+            # Of equal scores the first experts.
+            assert on.read_routes(routes, 17)[0].tolist() == [[*range(top)]] * 17
         else:
             with pytest.raises(ValueError, match=f"at most {limits.top} of {limits.experts}"):
-                small.route(rows, small.tensor(64), routing, routes)
+                on.route(rows, on.tensor(64), routing, routes)
 
 
 def test_experts_without_room_are_named(small) -> None:
