@@ -6,22 +6,26 @@ On Hopper, prefill rows have a kernel of their own (attend_wide.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
 
 from kernels_numba.backend import Attention, Rows
 from kernels_numba.gpu.attend_wide import AttendWide
-from kernels_numba.gpu.device import load_cupy
+from kernels_numba.gpu.device import Device, load_cupy
 from kernels_numba.gpu.kernels import Kernels
 from kernels_numba.gpu.memory import CudaTensor
-from kernels_numba.gpu.plane import SPAN, TILE_HEADS, CudaPlane, partial_floats
+from kernels_numba.gpu.plane import SPAN, TILE_HEADS, CudaPlane, block_bytes, partial_floats
 from kernels_numba.gpu.source import SHARED_DIM
 
 SPLIT_THREADS = 128
 SHARED_ROWS = 8
 SHARED_THREADS = 256
 FEW = 64
+WARP = 32
+NEW_BLOCKS = 4
+"""Blocks of attend_new for which a processor has registers at least; the kernel's own constant."""
 PARTIAL_BYTES = 64 << 20
 """Scratch for partial results; rows that need more are done in turns."""
 
@@ -32,8 +36,8 @@ HeadShape: TypeAlias = "tuple[int, int, int, float]"
 class Attend:
     """Holds the partial results of spans."""
 
-    def __init__(self, kernels: Kernels, wide: AttendWide | None) -> None:
-        self._kernels, self._wide = kernels, wide
+    def __init__(self, kernels: Kernels, wide: AttendWide | None, device: Device) -> None:
+        self._kernels, self._wide, self._device = kernels, wide, device
         self._partials = load_cupy().zeros(0, np.float32)
 
     def run(
@@ -90,11 +94,15 @@ class Attend:
         group = attention.heads // attention.kv_heads
         shape = (group, attention.kv_heads, attention.head_dim, attention.scale)
         more = (*turning(attention), *plane.addresses, plane.block_tokens)
+        room = min(NEW_BLOCKS, self._device.shared // block_bytes(plane.padded))
+        room *= self._device.processors
 
         def split(first: int, grid: tuple[int, ...], partials: int) -> None:
+            spans, tiles, taken = grid
+            grid = (spans_at_once(spans, tiles * taken, room), tiles, taken)
             self._kernels.launch(
                 plane.unit, "attend_new", grid, SPLIT_THREADS,
-                (*qkv.target, *rows.handle.metadata, first, *shape, *more, partials),
+                (*qkv.target, *rows.handle.metadata, first, *shape, *more, partials, spans),
                 plane.span_bytes,
                 early=True,
             )  # fmt: skip
@@ -116,7 +124,7 @@ class Attend:
             self._kernels.launch(
                 plane.unit, "attend_split", grid, SPLIT_THREADS,
                 (queries.pointer, queries.stride, *rows.handle.metadata, first, rows.count, *shape,
-                 *plane.addresses, plane.block_tokens, partials),
+                 *plane.addresses, plane.block_tokens, partials, grid[0]),
                 plane.span_bytes,
                 early=True,
             )  # fmt: skip
@@ -143,8 +151,9 @@ class Attend:
         for first in range(start, rows.count, turn):
             taken = min(turn, rows.count - first)
             split(first, (spans, _tiles(shape), taken), partials)
+            merged = (group * kv_heads, taken, plane.padded // WARP)
             self._kernels.launch(
-                plane.unit, "attend_merge", (group * kv_heads, taken), plane.padded,
+                plane.unit, "attend_merge", merged, WARP,
                 (partials, spans, rows.handle.positions, first, *shape, out.pointer, out.stride),
                 early=True,
             )  # fmt: skip
@@ -152,6 +161,17 @@ class Attend:
     def _make_room(self, floats: int) -> None:
         if self._partials.size < floats:
             self._partials = load_cupy().zeros(floats, np.float32)
+
+
+@cache
+def spans_at_once(spans: int, others: int, room: int) -> int:
+    """Into how many blocks to deal the `spans` of each of `others`, where `room` blocks run at
+    once: the fewest turns of blocks, each of whose spans costs one, and its start one more."""
+
+    def cost(dealt: int) -> tuple[int, int]:
+        return -(-dealt * others // room) * (1 - (-spans // dealt)), -dealt
+
+    return min(range(1, spans + 1), key=cost)
 
 
 def _tiles(shape: HeadShape) -> int:

@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_shared(
     const u16* queries, i64 queries_stride, const int* positions, const int* slots,
     const int* tables, i64 width, i64 rows, i64 group, i64 kv_heads, i64 dim, double scale,
     const u16* keys, const u16* values, i64 block_tokens, u16* out, i64 out_stride) {
-    extern __shared__ __align__(16) u8 memory[];
+    extern __shared__ __align__(128) u8 memory[];
     __shared__ u32 places[SPAN];
     const SpanMemory span(memory, places);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -135,9 +135,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_shared(
             __syncthreads();
             span.find(pool, first, count);
             __syncthreads();
-            span.copy<THREADS>(pool, 0, count);
+            span.copy<THREADS>(keys, span.keys, 0, count);
+            span.copy<THREADS>(values, span.values, 0, count);
             copy_commit();
-            span.clear<THREADS>(count);
+            span.clear<THREADS>(span.keys, count);
+            span.clear<THREADS>(span.values, count);
             copy_wait<0>();
             __syncthreads();
             if (taking && first <= last) {

@@ -76,7 +76,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) rotary_cache_write(
     own.store([&](int i, uint2 bits) { store_four(to + i, bits); }, lane);
 }
 
-// What a block works on: one span of one row, for sixteen heads or fewer of one head of keys.
+// A span's partial result: values [16][HEAD_DIM], maxima [16], sums [16].
+constexpr int PARTIAL = TILE_HEADS * (HEAD_DIM + 2);
+
+// What a block works on: a span of one row, for sixteen heads or fewer of one head of keys. Block 0 has
+// the row's last span, the next the one before, and so on; where spans are more than gridDim.x, blocks go
+// on with those as far back again.
 struct Piece {
     int row, last, slot, first, head, part, held, heads;
 
@@ -87,18 +92,28 @@ struct Piece {
         row = static_cast<int>(row0) + blockIdx.z;
         last = told_early(positions + row);
         slot = told_early(slots + row);
-        first = static_cast<int>(blockIdx.x) * SPAN;
+        first = (last / SPAN - static_cast<int>(blockIdx.x)) * SPAN;
         head = blockIdx.y / parts;
         part = blockIdx.y % parts;
         // Asks for the slot, too, before anything is waited for: else the compiler asks for it behind
         // the return of blocks that hold nothing, one more trip to memory. No slot is below zero.
-        held = slot < 0 ? 0 : min(SPAN, last - first + 1);
+        held = slot < 0 || first < 0 ? 0 : min(SPAN, last - first + 1);
         heads = min(TILE_HEADS, group - part * TILE_HEADS);
     }
-};
 
-// A span's partial result: values [16][HEAD_DIM], maxima [16], sums [16].
-constexpr int PARTIAL = TILE_HEADS * (HEAD_DIM + 2);
+    // This block's next span; below zero where there is none.
+    __device__ __forceinline__ int following() const {
+        return first - SPAN * static_cast<int>(gridDim.x);
+    }
+    // Whether other blocks take more spans than this one.
+    __device__ __forceinline__ bool takes_less() const {
+        return following() < 0 && last / SPAN >= static_cast<int>(gridDim.x);
+    }
+    __device__ __forceinline__ float* partial(float* partials, i64 spans) const {
+        const i64 tile = static_cast<i64>(blockIdx.z) * gridDim.y + blockIdx.y;
+        return partials + (tile * spans + first / SPAN) * PARTIAL;
+    }
+};
 
 // Shared memory of a block beside its span. Queries are in registers before weights are written.
 struct Room {
@@ -135,10 +150,44 @@ __device__ __forceinline__ void store_ends(
 constexpr int BLOCK_UNITS = 2 * WARPS;
 constexpr int TOGETHER = UNITS % (2 * BLOCK_UNITS) == 0 ? 2 : 1;
 
+// A block's only span, which is there as a whole.
+struct Alone {
+    __device__ __forceinline__ void find() const {}
+    __device__ __forceinline__ void ask_keys() const {}
+    __device__ __forceinline__ void wait_values() const {}
+};
+
+// The span that follows in a block, whole and in the cache, if there is one. Its keys are asked for when
+// this one's have been read, and its values likewise. A group of copies is counted even where it is empty.
+struct Following {
+    const SpanMemory& span;
+    const Pool& pool;
+    const int first;
+    // Which row of the pool is this thread's.
+    u32 row;
+
+    __device__ __forceinline__ Following(const SpanMemory& of, const Pool& from, const Piece& piece)
+        : span(of), pool(from), first(piece.following()), row(0) {
+        if (first >= 0) row = pool.row_of(static_cast<u32>(first) + threadIdx.x);
+    }
+
+    __device__ __forceinline__ void find() const { span.rows[threadIdx.x] = row; }
+
+    __device__ __forceinline__ void ask(const u16* from, uint4* to) const {
+        if (first >= 0) span.copy<THREADS>(from, to, 0, SPAN);
+        copy_commit();
+    }
+    __device__ __forceinline__ void ask_keys() const { ask(pool.keys, span.keys); }
+    __device__ __forceinline__ void ask_values() const { ask(pool.values, span.values); }
+    // This span's; the next one's keys may still be on their way.
+    __device__ __forceinline__ void wait_values() const { copy_wait<1>(); }
+};
+
 // The span's scores, weights and weighted values, to `to`.
+template <class NEXT>
 __device__ __forceinline__ void attend_span(
     const Queries& queries, const SpanMemory& span, Room& room, const Piece& piece, float factor,
-    float* to) {
+    float* to, const NEXT& next) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float scores[16], low = NEGATIVE_INFINITY, high = NEGATIVE_INFINITY;
     score_keys<4>(scores, queries, span.keys, 32 * warp, piece.first, piece.last, lane);
@@ -153,7 +202,9 @@ __device__ __forceinline__ void attend_span(
         room.tops[warp][g] = low;
         room.tops[warp][g + 8] = high;
     }
+    next.find();
     __syncthreads();
+    next.ask_keys();
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
         low = fmaxf(low, room.tops[w][g]);
@@ -168,6 +219,7 @@ __device__ __forceinline__ void attend_span(
 #pragma unroll
         for (int c = 0; c < 4; ++c) room.weights[2 * warp + half][c][lane] = own[half][c];
     }
+    next.wait_values();
     __syncthreads();
     for (int unit = 2 * warp; unit < UNITS; unit += TOGETHER * BLOCK_UNITS) {
         float out[TOGETHER][2][4] = {};
@@ -201,19 +253,15 @@ __device__ __forceinline__ void attend_span(
     if (warp == 0) store_ends(room, low, high, to + TILE_HEADS * HEAD_DIM);
 }
 
-__device__ __forceinline__ float* partial_of(float* partials) {
-    const i64 tile = static_cast<i64>(blockIdx.z) * gridDim.y + blockIdx.y;
-    return partials + (tile * gridDim.x + blockIdx.x) * PARTIAL;
-}
-
 // Grid: (spans, kv heads and sixteen of their heads, rows). Keys that none of the step's `fresh` rows
 // can have written are asked for before the kernels in front have ended: what tells of them stood
 // before the step's first kernel began.
 extern "C" __global__ void __launch_bounds__(THREADS) attend_split(
     const u16* queries, i64 queries_stride, const int* positions, const int* slots,
     const int* tables, i64 width, i64 row0, i64 fresh, i64 group, i64 kv_heads, i64 dim,
-    double scale, const u16* keys, const u16* values, i64 block_tokens, float* partials) {
-    extern __shared__ __align__(16) u8 memory[];
+    double scale, const u16* keys, const u16* values, i64 block_tokens, float* partials,
+    i64 spans) {
+    extern __shared__ __align__(128) u8 memory[];
     __shared__ Room room;
     let_next_start();
     const Piece piece(positions, slots, row0, group);
@@ -225,10 +273,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(
     span.find(pool, piece.first, piece.held);
     __syncthreads();
     const int old = max(0, min(piece.held, piece.last - piece.first + 1 - static_cast<int>(fresh)));
-    span.copy<THREADS>(pool, 0, old);
-    span.clear<THREADS>(piece.held);
+    span.copy<THREADS>(keys, span.keys, 0, old);
+    span.copy<THREADS>(values, span.values, 0, old);
+    span.clear<THREADS>(span.keys, piece.held);
+    span.clear<THREADS>(span.values, piece.held);
     wait_for_previous();
-    span.copy<THREADS>(pool, old, piece.held);
+    span.copy<THREADS>(keys, span.keys, old, piece.held);
+    span.copy<THREADS>(values, span.values, old, piece.held);
     copy_commit();
     const int head0 = piece.head * static_cast<int>(group) + piece.part * TILE_HEADS;
     Queries mine;
@@ -237,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(
     copy_wait<0>();
     __syncthreads();
     const float factor = static_cast<float>(scale * 1.4426950408889634);
-    attend_span(mine, span, room, piece, factor, partial_of(partials));
+    attend_span(mine, span, room, piece, factor, piece.partial(partials, spans), Alone{});
 }
 
 // The row's own heads: queries to the room; where its own position is in the span, key and value to
@@ -281,19 +332,21 @@ __device__ __forceinline__ void take_row(
     }
 }
 
-// Blocks of attend_new whose shared memory a processor has room for; so many registers it may take.
-constexpr int NEW_BLOCKS = HEAD_DIM <= 128 ? 3 : 1;
+// Blocks of attend_new for which a processor has registers: of more than its shared memory has room for,
+// so that other kernels' find theirs.
+constexpr int NEW_BLOCKS = HEAD_DIM <= 128 ? 4 : 1;
 
-// As rotary_cache_write and attend_split, where every row has a slot of its own.
+// As rotary_cache_write and attend_split, where every row has a slot of its own. The grid has as many
+// spans as find room at once, or fewer: blocks take more in turn, one's loads under the other's products.
 extern "C" __global__ void __launch_bounds__(THREADS, NEW_BLOCKS) attend_new(
     const void* qkv, i64 qkv_stride, i64 qkv_wide, const int* positions, const int* slots,
     const int* tables, i64 width, i64 row0, i64 group, i64 kv_heads, i64 dim, double scale,
     const float* q_weight, const float* k_weight, double q_eps, double k_eps, const float* angles,
-    i64 half, u16* keys, u16* values, i64 block_tokens, float* partials) {
-    extern __shared__ __align__(16) u8 memory[];
+    i64 half, u16* keys, u16* values, i64 block_tokens, float* partials, i64 spans) {
+    extern __shared__ __align__(128) u8 memory[];
     __shared__ __align__(16) Room room;
     let_next_start();
-    const Piece piece(positions, slots, row0, group);
+    Piece piece(positions, slots, row0, group);
     if (piece.held <= 0) return;
     const Pool pool{keys, values, tables + piece.slot * width,
                     static_cast<u32>(block_tokens), static_cast<u32>(kv_heads),
@@ -304,180 +357,67 @@ extern "C" __global__ void __launch_bounds__(THREADS, NEW_BLOCKS) attend_new(
                                      q_weight, k_weight, q_eps, k_eps, angles, half);
     room.turn.load<THREADS>(from, piece.last);
     __syncthreads();
-    const RowHeads heads(from, piece, static_cast<int>(group));
-    span.copy<THREADS>(pool, 0, min(heads.own, SPAN));
+    const int cached = min(piece.last - piece.first, SPAN);
+    span.copy<THREADS>(keys, span.keys, 0, cached);
     copy_commit();
-    span.clear<THREADS>(piece.held);
+    // Values of blocks that are done with one span wait until the row has been read: those that go on
+    // have theirs the sooner.
+    const bool later = piece.takes_less();
+    if (!later) span.copy<THREADS>(values, span.values, 0, cached);
+    span.clear<THREADS>(span.keys, piece.held);
+    span.clear<THREADS>(span.values, piece.held);
+    const RowHeads heads(from, piece, static_cast<int>(group));
     const float factor = static_cast<float>(scale * 1.4426950408889634);
     // No first pass: blocks find room just before what they wait for ends, and it would hold them up.
     wait_for_previous();
     take_row(from, piece, heads, span, room, Cache{keys, values});
-    copy_wait<0>();
+    if (later) span.copy<THREADS>(values, span.values, 0, cached);
+    copy_commit();
+    copy_wait<1>();
     __syncthreads();
     Queries mine;
     mine.load(room.queries[0], piece.heads, from.dim, HEAD_DIM + 8, threadIdx.x % 32);
-    attend_span(mine, span, room, piece, factor, partial_of(partials));
+#pragma unroll 1
+    for (;; piece.first = piece.following()) {
+        const Following next(span, pool, piece);
+        attend_span(mine, span, room, piece, factor, piece.partial(partials, spans), next);
+        if (next.first < 0) return;
+        // By now all have read the values.
+        __syncthreads();
+        next.ask_values();
+        copy_wait<1>();
+        __syncthreads();
+    }
 }
 
-// Spans whose factors a warp finds at once; of their values, as many are on their way at once, in
-// groups of which those that are whole are followed by the rest.
-constexpr int ROUND = 128, AT_ONCE = 64, GROUP = 8, OF_LANE = ROUND / 32;
-
-// What a warp knows of its spans: all warps of a block find the same and wait for none.
-struct MergeRoom {
-    float2 factors[HEAD_DIM / 32][ROUND];
-    float sums[HEAD_DIM / 32][ROUND];
-};
-
-// The maxima and sums of `count` spans, OF_LANE a lane; where there are fewer, the last once more.
-struct Ends {
-    float top[OF_LANE], sum[OF_LANE];
-
-    __device__ __forceinline__ void load(const float* ends, int count, int lane) {
-#pragma unroll
-        for (int i = 0; i < OF_LANE; ++i) {
-            const float* from = ends + min(OF_LANE * lane + i, count - 1) * PARTIAL;
-            top[i] = __ldcg(from);
-            sum[i] = __ldcg(from + TILE_HEADS);
-        }
-    }
-
-    // Sums and factors, to the warp's room; `before` is the maximum of all spans in front of these,
-    // and then of these too.
-    __device__ __forceinline__ void scan(
-        float2* factors, float* sums, float& before, float factor, int lane) const {
-        float reached = top[0];
-#pragma unroll
-        for (int i = 1; i < OF_LANE; ++i) reached = fmaxf(reached, top[i]);
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const float other = __shfl_up_sync(0xffffffffu, reached, step);
-            if (lane >= step) reached = fmaxf(reached, other);
-        }
-        const float other = __shfl_up_sync(0xffffffffu, reached, 1);
-        float highest = lane == 0 ? before : fmaxf(before, other);
-        before = fmaxf(before, __shfl_sync(0xffffffffu, reached, 31));
-#pragma unroll
-        for (int i = 0; i < OF_LANE; ++i) {
-            const Merge merge(highest, top[i], factor);
-            highest = merge.top;
-            factors[OF_LANE * lane + i] = make_float2(merge.old_factor, merge.new_factor);
-            sums[OF_LANE * lane + i] = sum[i];
-        }
-    }
-};
-
-// A head's merged value of a thread, and the sum of its weights.
-struct Merged {
-    float value, sum;
-
-    __device__ __forceinline__ void take(float other, float other_sum, float2 by) {
-        sum = __fmaf_rn(other_sum, by.y, __fmul_rn(sum, by.x));
-        value = __fmaf_rn(other, by.y, __fmul_rn(value, by.x));
-    }
-};
-
-// `count` spans whose factors and sums are known. Loads begin before others' values are used; where
-// it does not count, nothing is read, but all code runs.
-struct Taken {
-    float value[AT_ONCE], rest[GROUP];
-
-    __device__ __forceinline__ void load_group(const float* values, int group) {
-#pragma unroll
-        for (int i = 0; i < GROUP; ++i) {
-            value[GROUP * group + i] = __ldcg(values + (GROUP * group + i) * PARTIAL);
-        }
-    }
-
-    __device__ __forceinline__ void load(const float* values, int count) {
-#pragma unroll
-        for (int g = 0; g < AT_ONCE / GROUP; ++g) {
-            if (GROUP * (g + 1) > count) break;
-            load_group(values, g);
-        }
-        const float* last = values + count / GROUP * GROUP * PARTIAL;
-#pragma unroll
-        for (int i = 0; i + 1 < GROUP; ++i) {
-            if (i < count % GROUP) rest[i] = __ldcg(last + i * PARTIAL);
-        }
-    }
-
-    __device__ __forceinline__ void merge(
-        Merged& into, const float* values, int count, const float2* factors, const float* sums,
-        bool counts) {
-#pragma unroll 1
-        for (int at = 0; at + GROUP <= count; at += AT_ONCE) {
-            const float* following = values + (at + AT_ONCE) * PARTIAL;
-#pragma unroll
-            for (int g = 0; g < AT_ONCE / GROUP; ++g) {
-                const int end = at + GROUP * (g + 1);
-                if (end > count) break;
-#pragma unroll
-                for (int i = GROUP * g; i < GROUP * (g + 1); ++i) {
-                    into.take(value[i], sums[at + i], factors[at + i]);
-                }
-                if (end + AT_ONCE <= count && counts) load_group(following, g);
-            }
-        }
-        const int whole = count / GROUP * GROUP;
-#pragma unroll
-        for (int i = 0; i + 1 < GROUP; ++i) {
-            if (whole + i >= count) break;
-            into.take(rest[i], sums[whole + i], factors[whole + i]);
-        }
-    }
-};
-
-// A head's merged value of this thread, of `held` spans; `ends` are their maxima, and TILE_HEADS
-// behind them their sums.
-__device__ __forceinline__ float merge_head(
-    MergeRoom& room, const float* values, const float* ends, int held, float factor, bool counts) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float top = NEGATIVE_INFINITY;
-    Merged merged{0.0f, 0.0f};
-#pragma unroll 1
-    for (int first = 0; first < held; first += ROUND) {
-        const int count = min(ROUND, held - first);
-        const float* here = values + static_cast<i64>(first) * PARTIAL;
-        Ends own{};
-        Taken taken{};
-        if (counts) {
-            own.load(ends + static_cast<i64>(first) * PARTIAL, count, lane);
-            taken.load(here, count);
-        }
-        // A lane may still read the spans in front.
-        __syncwarp();
-        own.scan(room.factors[warp], room.sums[warp], top, factor, lane);
-        __syncwarp();
-        taken.merge(merged, here, count, room.factors[warp], room.sums[warp], counts);
-    }
-    return __fdiv_rn(merged.value, merged.sum);
-}
+#include "merge.cuh"
 
 // Blocks that find room at once. More come in turns, and the later ones do not wait: they would run
 // twice for nothing.
-constexpr u32 FEW_BLOCKS = 256;
+constexpr u32 FEW_BLOCKS = 1024;
 
-// Merge a row's spans in order. One block of HEAD_DIM threads per (head, row).
-extern "C" __global__ void __launch_bounds__(HEAD_DIM) attend_merge(
+// Merge a row's spans in order. Grid: (heads, rows, HEAD_DIM / 32), a warp each: small blocks find room
+// beside those that are still at their spans, and leave most of it to the kernel behind them.
+extern "C" __global__ void __launch_bounds__(32) attend_merge(
     const float* partials, i64 spans, const int* positions, i64 row0, i64 group, i64 kv_heads,
     i64 dim, double scale, u16* out, i64 out_stride) {
     __shared__ MergeRoom room;
     let_next_start();
+    const int column = blockIdx.z * 32 + threadIdx.x;
     const int of_group = static_cast<int>(group), head = blockIdx.x, inner = head % of_group;
     const int blocks = (of_group + TILE_HEADS - 1) / TILE_HEADS;
     const i64 row = row0 + blockIdx.y, tile = head / of_group * blocks + inner / TILE_HEADS;
     const float factor = static_cast<float>(scale * 1.4426950408889634);
     const int held = told_early(positions + row) / SPAN + 1;
     const float* from = partials + (blockIdx.y * kv_heads * blocks + tile) * spans * PARTIAL;
-    const float* values = from + inner % TILE_HEADS * HEAD_DIM + threadIdx.x;
+    const float* values = from + inner % TILE_HEADS * HEAD_DIM + column;
     const float* ends = from + TILE_HEADS * HEAD_DIM + inner % TILE_HEADS;
 #pragma unroll 1
-    for (int pass = gridDim.x * gridDim.y <= FEW_BLOCKS ? 0 : 1; pass < 2; ++pass) {
+    for (int pass = gridDim.x * gridDim.y * gridDim.z <= FEW_BLOCKS ? 0 : 1; pass < 2; ++pass) {
         const bool counts = counts_now(pass);
         const float merged = merge_head(room, values, ends, held, factor, counts);
-        if (static_cast<int>(threadIdx.x) < dim && counts) {
-            out[row * out_stride + head * dim + threadIdx.x] =
+        if (column < dim && counts) {
+            out[row * out_stride + head * dim + column] =
                 static_cast<u16>(pack_bf16(merged, 0.0f));
         }
     }

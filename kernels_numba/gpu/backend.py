@@ -133,7 +133,7 @@ class CudaBackend:
         wide: AttendWide | None = None
         if self._kernels.architecture == HOPPER:
             wide = AttendWide(self._kernels, self._staging, capacity, self.device.processors)
-        self._attend = Attend(self._kernels, wide)
+        self._attend = Attend(self._kernels, wide, self.device)
         self._mixture = Mixture(self._kernels, self._project, capacity, self.device.shared)
         self._graphs = StepGraphs(self._stream)
         self._transfers = Transfers(self._stream)

@@ -71,6 +71,13 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
+// `base` + `row` * `stride`, in one instruction.
+__device__ __forceinline__ const u8* row_address(const u8* base, u32 row, u32 stride) {
+    u64 address;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(row), "r"(stride), "l"(base));
+    return reinterpret_cast<const u8*>(address);
+}
+
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }

@@ -105,13 +105,6 @@ struct Work {
     }
 };
 
-// `base` + `row` * `stride`, in one instruction.
-__device__ __forceinline__ const u8* row_of(const u8* base, u32 row, u32 stride) {
-    u64 address;
-    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(row), "r"(stride), "l"(base));
-    return reinterpret_cast<const u8*>(address);
-}
-
 // A lane's two rows of every strip of an item: where a chunk of them lies, or its scales.
 template <bool GATED>
 struct Lines {
@@ -135,7 +128,7 @@ struct Lines {
         const u32 stride = scales ? (fixed ? work.fixed.scale_stride : work.dealt.scale_stride)
                                   : (fixed ? work.fixed.stride : work.dealt.stride);
         // A lone band has its place, and perhaps no row below it.
-        high = row_of(base + offset, (row + (span.first + static_cast<int>(above))) / each, stride);
+        high = row_address(base + offset, (row + (span.first + static_cast<int>(above))) / each, stride);
         low = high - static_cast<u64>(above / each) * stride;
         step = (GATED ? BAND : 2 * BAND) / each * stride;
         own = (span.behind - span.first + BAND - 1) / BAND;
@@ -149,7 +142,7 @@ struct Lines {
     }
 
     __device__ __forceinline__ const u8* at(int strip, int half) const {
-        return row_of(half == 0 ? low : high, strip, step);
+        return row_address(half == 0 ? low : high, strip, step);
     }
 
     __device__ __forceinline__ void advance(int bytes) {

@@ -103,11 +103,6 @@ struct Ahead {
     __device__ __forceinline__ const u8* base() const {
         return work.data(turn) + chunk * CHUNK_BYTES + threadIdx.x % 4 * 16;
     }
-    __device__ __forceinline__ const u8* row_of(const u8* base, u32 row, u32 stride) const {
-        u64 address;
-        asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(row), "r"(stride), "l"(base));
-        return reinterpret_cast<const u8*>(address);
-    }
 
     // Asks for the next chunk if it belongs to a tile below `known`; whether it did.
     __device__ __forceinline__ bool fill(int known) {
@@ -125,7 +120,7 @@ struct Ahead {
         for (int m = 0; m < STRIPS; ++m) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const u8* from = row_of(first, rows[m][half], stride);
+                const u8* from = row_address(first, rows[m][half], stride);
 #pragma unroll
                 for (int u = 0; u < UNITS; ++u) {
                     copy_async<16>(&to.data[m][half][u][lane], from + 64 * u);
@@ -133,7 +128,7 @@ struct Ahead {
 #if FORMAT != 1
                 copy_async<SCALE_BYTES>(
                     &to.scales[m][half][lane],
-                    row_of(first_scale, rows[m][half] / SCALE_ROWS, scale_stride));
+                    row_address(first_scale, rows[m][half] / SCALE_ROWS, scale_stride));
 #endif
             }
         }

@@ -15,11 +15,15 @@ BESIDE_VALUE, BESIDE = 48, 4 << 10
 """Bytes of shared memory that attention keeps beside a span: per value of a head, and in all."""
 
 
+def block_bytes(padded: int) -> int:
+    """Shared memory of a block of attention: keys and values of a span, and what is kept beside
+    them."""
+    return padded * (2 * SPAN * 2 + BESIDE_VALUE) + BESIDE
+
+
 def most_head(shared: int) -> int:
-    """Values of a head of which a block's `shared` bytes of shared memory hold a span and what
-    attention keeps beside it."""
-    values = (shared - BESIDE) // (2 * SPAN * 2 + BESIDE_VALUE)
-    return min(MOST_HEAD, values // HEAD_STEP * HEAD_STEP)
+    """Values of a head whose `block_bytes` are at most `shared`."""
+    return max(d for d in range(0, MOST_HEAD + 1, HEAD_STEP) if block_bytes(d) <= shared)
 
 
 def require_room(head_dim: int, shared: int) -> None:

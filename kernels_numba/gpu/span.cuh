@@ -23,9 +23,13 @@ struct Pool {
     }
 };
 
+// Rows exchange their units, where there are enough, so that neighbours' meet no bank twice.
+__device__ __forceinline__ int exchange(int row) {
+    return UNITS % 8 == 0 ? (row & 1) << 2 | (row >> 1 & 3) : 0;
+}
+
 __device__ __forceinline__ int place(int row, int unit) {
-    if (UNITS % 8 != 0) return row * UNITS + unit;
-    return row * UNITS + (unit ^ ((row & 1) << 2 | (row >> 1 & 3)));
+    return row * UNITS + (unit ^ exchange(row));
 }
 
 // A span's keys and values, and which rows of the pool they are.
@@ -44,28 +48,39 @@ struct SpanMemory {
         }
     }
 
-    // Starts copying keys `begin` ... `end` - 1 of the span.
+    // Starts copying rows `begin` ... `end` - 1 of the span, out of the pool's keys to `keys`, or the same
+    // of values. A thread copies one unit of some rows that follow one another.
     template <int THREADS>
-    __device__ __forceinline__ void copy(const Pool& pool, int begin, int end) const {
-#pragma unroll 2
-        for (int i = 0; i < SPAN * UNITS / THREADS; ++i) {
-            const int index = i * THREADS + threadIdx.x;
-            const int row = index / UNITS, unit = index % UNITS;
-            if (row < begin || row >= end) continue;
-            const u64 from = static_cast<u64>(rows[row]) * HEAD_DIM + 8 * unit;
-            const int to = place(row, unit);
-            copy_async_16(shared_address(keys + to), pool.keys + from);
-            copy_async_16(shared_address(values + to), pool.values + from);
+    __device__ __forceinline__ void copy(const u16* pool, uint4* to, int begin, int end) const {
+        constexpr int OWN = THREADS % UNITS == 0 ? SPAN * UNITS / THREADS : 1;
+        constexpr int AT_ONCE = OWN < 8 ? OWN : 8, GROUPS = OWN / AT_ONCE;
+        const u32 count = end - begin;
+#pragma unroll 1
+        for (int index = threadIdx.x; index < SPAN * UNITS / AT_ONCE; index += THREADS) {
+            const int within = GROUPS == 1 ? index : index % THREADS;
+            const int first = within / UNITS * OWN + (GROUPS == 1 ? 0 : index / THREADS * AT_ONCE);
+            const int unit = within % UNITS;
+            const u8* from = reinterpret_cast<const u8*>(pool + 8 * unit);
+            const u32 here = shared_address(to + place(first, unit));
+            u32 held[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) held[i] = rows[first + i];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                if (static_cast<u32>(first + i - begin) >= count) continue;
+                // The exchange of two rows' units is that of their bits.
+                copy_async_16((here ^ 16 * exchange(i)) + 16 * UNITS * i,
+                              row_address(from, held[i], 2 * HEAD_DIM));
+            }
         }
     }
 
-    // What lies beyond the span's keys is zero.
+    // What lies beyond the span's `begin` rows is zero.
     template <int THREADS>
-    __device__ __forceinline__ void clear(int begin) const {
+    __device__ __forceinline__ void clear(uint4* of, int begin) const {
 #pragma unroll 1
         for (int index = begin * UNITS + threadIdx.x; index < SPAN * UNITS; index += THREADS) {
-            const int to = place(index / UNITS, index % UNITS);
-            keys[to] = values[to] = make_uint4(0, 0, 0, 0);
+            of[place(index / UNITS, index % UNITS)] = make_uint4(0, 0, 0, 0);
         }
     }
 };

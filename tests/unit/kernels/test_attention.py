@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from kernel_oracles import CAPACITY, HEAD_DIMS, rotate
 
 from kernels_numba.backend import Attention, Norm
+from kernels_numba.gpu.attend import spans_at_once
 
 HEADS, KV_HEADS = 6, 2
 BLOCK = 16
@@ -193,6 +195,54 @@ def test_a_row_far_back_has_the_same_bits_alone(backend, tokens) -> None:
     alone = harness.feed([(0, request, tokens - 1)])
     np.testing.assert_array_equal(alone[0], together[-1])
     assert np.abs(alone).max() > 0
+
+
+@pytest.mark.parametrize("last", [4 * 128, 4 * 128 + 1, 5 * 128 + 77, 7 * 128 - 1])
+def test_a_block_that_takes_several_spans_gives_the_same_bits(backend, monkeypatch, last) -> None:
+    """As on a device that runs few blocks at once, the row's own key in one span or another."""
+    if backend.name != "cuda":
+        pytest.skip("blocks of spans are the CUDA backend's")
+    dim, before = 32, 40
+    angles = np.outer(np.arange(last + 1), 1.0 / 10 ** np.arange(8)).astype(np.float32)
+    request = Request(last + 1, dim, angles.astype(np.float64), 3)
+    grids = []
+    launch = backend._kernels.launch
+
+    def note(unit, name, grid, *arguments, **more) -> None:
+        grids.append((name, grid))
+        launch(unit, name, grid, *arguments, **more)
+
+    def decoded(device) -> np.ndarray:
+        monkeypatch.setattr(backend._attend, "_device", device)
+        harness = Harness(backend, dim, angles)
+        harness.rows = rows = backend.rows(1, 64)
+        rows.tables[0] = np.random.default_rng(last).permutation(64)
+        for first in range(0, last, before):
+            harness.feed([(0, request, t) for t in range(first, min(last, first + before))])
+        return harness.feed([(0, request, last)])[0]
+
+    many = decoded(replace(backend.device, processors=64))
+    monkeypatch.setattr(backend._kernels, "launch", note)
+    few = decoded(replace(backend.device, processors=2, shared=100 << 10))
+    monkeypatch.undo()
+    spans = [grid for name, grid in grids if name == "attend_new"][-1][0]
+    assert spans < last // 128 + 1
+    np.testing.assert_array_equal(few, many)
+    np.testing.assert_allclose(few, request.expected[last], atol=3e-2)
+
+
+@pytest.mark.parametrize(
+    ("spans", "others", "room", "dealt"),
+    [
+        (1, 8, 396, 1),
+        (5, 8, 396, 5),  # all at once
+        (65, 8, 396, 49),  # 65 would come in two turns, 49 take at most two spans each
+        (65, 128, 396, 3),  # 22 in one turn
+        (4, 500, 396, 2),  # three turns of two spans: nine, where four would cost twelve
+    ],
+)
+def test_spans_are_dealt_to_as_many_blocks_as_run_at_once(spans, others, room, dealt) -> None:
+    assert spans_at_once(spans, others, room) == dealt
 
 
 def test_blocks_must_divide_a_span(backend) -> None:
