@@ -34,7 +34,7 @@ if [ "$gpu" = 1 ]; then
     # The machine's own packages: CUDA machines come with theirs, and offline ones get no others.
     cd "$ROOT"
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-    exec "${PYTHON:-python3}" -m pytest -q -W ignore -k "cuda or fixtures or served" \
+    exec "${PYTHON:-python3}" -m pytest -q -W ignore -k "cuda or gpu" \
         tests/gpu tests/unit/kernels tests/parity/test_exactness.py
 fi
 

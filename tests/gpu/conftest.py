@@ -9,6 +9,9 @@ import pytest
 from kernels_numba.gpu.device import open_device
 from kernels_numba.gpu.errors import CudaError
 
+# Loading a kernel lazily waits for all that runs in the process, such as the sum of a rank which
+# waits for the one that is loading.
+os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 # Ranks that share a device wait for one another: none of their streams may queue behind another's,
 # as they do where a process has more streams than connections (8 unless this says more).
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
