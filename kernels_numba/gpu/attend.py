@@ -97,16 +97,15 @@ class Attend:
         room = min(NEW_BLOCKS, self._device.shared // block_bytes(plane.padded))
         room *= self._device.processors
 
-        def split(first: int, grid: tuple[int, int, int], partials: int) -> int:
+        def split(first: int, grid: tuple[int, ...], partials: int) -> None:
             spans, tiles, taken = grid
-            dealt = spans_at_once(spans, tiles * taken, room)
+            grid = (spans_at_once(spans, tiles * taken, room), tiles, taken)
             self._kernels.launch(
-                plane.unit, "attend_new", (dealt, tiles, taken), SPLIT_THREADS,
+                plane.unit, "attend_new", grid, SPLIT_THREADS,
                 (*qkv.target, *rows.handle.metadata, first, *shape, *more, partials, spans),
                 plane.span_bytes,
                 early=True,
             )  # fmt: skip
-            return dealt
 
         self._in_turns(rows, 0, shape, plane, split, out)
 
@@ -121,7 +120,7 @@ class Attend:
     ) -> None:
         """Rows from `start` on, whose queries are there and whose keys are in the cache."""
 
-        def split(first: int, grid: tuple[int, int, int], partials: int) -> int:
+        def split(first: int, grid: tuple[int, ...], partials: int) -> None:
             self._kernels.launch(
                 plane.unit, "attend_split", grid, SPLIT_THREADS,
                 (queries.pointer, queries.stride, *rows.handle.metadata, first, rows.count, *shape,
@@ -129,7 +128,6 @@ class Attend:
                 plane.span_bytes,
                 early=True,
             )  # fmt: skip
-            return grid[0]
 
         self._in_turns(rows, start, shape, plane, split, out)
 
@@ -139,11 +137,10 @@ class Attend:
         start: int,
         shape: HeadShape,
         plane: CudaPlane,
-        split: Callable[[int, tuple[int, int, int], int], int],
+        split: Callable[[int, tuple[int, ...], int], None],
         out: CudaTensor,
     ) -> None:
-        """Spans of as many rows as have room, then their merge, and so on. `split` launches blocks
-        for the spans, tiles and rows that it is told, and returns into how many it dealt spans."""
+        """Spans of as many rows as have room, then their merge, and so on."""
         group, kv_heads = shape[:2]
         each = partial_floats(group * kv_heads, kv_heads, plane.padded)
         longest = -(-rows.tables.shape[1] * plane.block_tokens // SPAN)
@@ -153,12 +150,11 @@ class Attend:
         partials = int(self._partials.data.ptr)
         for first in range(start, rows.count, turn):
             taken = min(turn, rows.count - first)
-            whose = (rows.handle.positions, first, *shape)
-            dealt = split(first, (spans, _tiles(shape), taken), partials)
+            split(first, (spans, _tiles(shape), taken), partials)
             merged = (group * kv_heads, taken, plane.padded // WARP)
             self._kernels.launch(
                 plane.unit, "attend_merge", merged, WARP,
-                (partials, spans, dealt, *whose, out.pointer, out.stride),
+                (partials, spans, rows.handle.positions, first, *shape, out.pointer, out.stride),
                 early=True,
             )  # fmt: skip
 

@@ -397,27 +397,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, NEW_BLOCKS) attend_new(
 constexpr u32 FEW_BLOCKS = 1024;
 
 // Merge a row's spans in order. Grid: (heads, rows, HEAD_DIM / 32), a warp each: small blocks find room
-// beside those that are still at their spans, and leave most of it to the kernel behind them. That one may
-// start at once, but where blocks took more than one of a row's spans, `dealt` at a time: its weights would
-// come before the last of those.
+// beside those that are still at their spans, and leave most of it to the kernel behind them.
 extern "C" __global__ void __launch_bounds__(32) attend_merge(
-    const float* partials, i64 spans, i64 dealt, const int* positions, i64 row0, i64 group,
-    i64 kv_heads, i64 dim, double scale, u16* out, i64 out_stride) {
+    const float* partials, i64 spans, const int* positions, i64 row0, i64 group, i64 kv_heads,
+    i64 dim, double scale, u16* out, i64 out_stride) {
     __shared__ MergeRoom room;
+    let_next_start();
     const int column = blockIdx.z * 32 + threadIdx.x;
     const int of_group = static_cast<int>(group), head = blockIdx.x, inner = head % of_group;
     const int blocks = (of_group + TILE_HEADS - 1) / TILE_HEADS;
     const i64 row = row0 + blockIdx.y, tile = head / of_group * blocks + inner / TILE_HEADS;
     const float factor = static_cast<float>(scale * 1.4426950408889634);
     const int held = told_early(positions + row) / SPAN + 1;
-    if (held <= dealt) let_next_start();
     const float* from = partials + (blockIdx.y * kv_heads * blocks + tile) * spans * PARTIAL;
     const float* values = from + inner % TILE_HEADS * HEAD_DIM + column;
     const float* ends = from + TILE_HEADS * HEAD_DIM + inner % TILE_HEADS;
 #pragma unroll 1
     for (int pass = gridDim.x * gridDim.y * gridDim.z <= FEW_BLOCKS ? 0 : 1; pass < 2; ++pass) {
         const bool counts = counts_now(pass);
-        if (counts && held > dealt) let_next_start();
         const float merged = merge_head(room, values, ends, held, factor, counts);
         if (column < dim && counts) {
             out[row * out_stride + head * dim + column] =
