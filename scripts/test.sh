@@ -34,6 +34,13 @@ if [ "$gpu" = 1 ]; then
     # The machine's own packages: CUDA machines come with theirs, and offline ones get no others.
     cd "$ROOT"
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+    for package in numba cupy msgspec pytest; do
+        "${PYTHON:-python3}" -c "import $package" 2>/dev/null ||
+            die "${PYTHON:-python3} has no $package: install 'dgpp[cuda,dev]' there, or name another, PYTHON=..."
+    done
+    # Without a device every test would skip, and nothing would have been shown.
+    "${PYTHON:-python3}" -c 'from kernels_numba.gpu.device import open_device; print(open_device())' ||
+        die "no GPU can be used"
     exec "${PYTHON:-python3}" -m pytest -q -W ignore -k "cuda or gpu" \
         tests/gpu tests/unit/kernels tests/parity/test_exactness.py
 fi

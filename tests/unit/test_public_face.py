@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
 import runpy
 import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -84,6 +86,23 @@ def test_options_that_do_not_exist_are_refused(script):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "usage" in done.stderr
+
+
+def test_gpu_tests_do_not_pass_where_none_could_run(tmp_path):
+    """A machine without what they need, then one without a GPU."""
+    run = [str(ROOT / "scripts" / "test.sh"), "--gpu"]
+
+    def said(**more: str) -> str:
+        environ = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, **more}
+        done = subprocess.run(run, capture_output=True, text=True, check=False, env=environ)
+        assert done.returncode == 1
+        assert "passed" not in done.stdout
+        return done.stderr
+
+    if importlib.util.find_spec("cupy") is None:
+        assert f"{sys.executable} has no cupy: install 'dgpp[cuda,dev]'" in said()
+    (tmp_path / "cupy.py").touch()
+    assert "no GPU can be used" in said(PYTHONPATH=str(tmp_path), CUDA_VISIBLE_DEVICES="")
 
 
 def test_demo_refuses_a_wrong_option():
