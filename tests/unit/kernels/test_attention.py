@@ -19,19 +19,21 @@ BLOCK = 16
 class Request:
     """One request's qkv rows, its blocks, and what its attention should give."""
 
-    def __init__(self, tokens: int, dim: int, angles: np.ndarray, seed: int) -> None:
+    def __init__(
+        self, tokens: int, dim: int, angles: np.ndarray, seed: int, heads: int = HEADS
+    ) -> None:
         rng = np.random.default_rng(seed)
-        self.qkv = rng.standard_normal((tokens, (HEADS + 2 * KV_HEADS) * dim)).astype(np.float32)
+        self.qkv = rng.standard_normal((tokens, (heads + 2 * KV_HEADS) * dim)).astype(np.float32)
         split = self.qkv.astype(np.float64).reshape(tokens, -1, dim)
         scale = 1 + np.arange(dim) / dim
-        q = self._normed(split[:, :HEADS], scale)
-        k = self._normed(split[:, HEADS : HEADS + KV_HEADS], scale)
+        q = self._normed(split[:, :heads], scale)
+        k = self._normed(split[:, heads : heads + KV_HEADS], scale)
         q, k = (rotate(part, angles[:tokens, None]) for part in (q, k))
-        v = split[:, HEADS + KV_HEADS :]
-        self.expected = np.empty((tokens, HEADS * dim))
+        v = split[:, heads + KV_HEADS :]
+        self.expected = np.empty((tokens, heads * dim))
         for t in range(tokens):
-            for h in range(HEADS):
-                g = h // (HEADS // KV_HEADS)
+            for h in range(heads):
+                g = h // (heads // KV_HEADS)
                 score = k[: t + 1, g] @ q[t, h] * dim**-0.5
                 p = np.exp(score - score.max())
                 self.expected[t, h * dim : h * dim + dim] = p / p.sum() @ v[: t + 1, g]
@@ -44,16 +46,16 @@ class Request:
 class Harness:
     """Feeds rows of requests to the backend in any batches."""
 
-    def __init__(self, backend, dim: int, angles: np.ndarray) -> None:
+    def __init__(self, backend, dim: int, angles: np.ndarray, heads: int = HEADS) -> None:
         self.backend, self.dim = backend, dim
         norm = Norm(backend.vector((1 + np.arange(dim) / dim).astype(np.float32)), 1e-6)
         table = backend.rotary_table(angles.astype(np.float32))
-        self.shape = Attention(HEADS, KV_HEADS, dim, dim**-0.5, table, norm, norm)
+        self.shape = Attention(heads, KV_HEADS, dim, dim**-0.5, table, norm, norm)
         self.plane = backend.plane(64, BLOCK, KV_HEADS, dim)
         self.rows = backend.rows(3, 32)
-        self.qkv = backend.tensor((HEADS + 2 * KV_HEADS) * dim, wide=True)
-        self.queries = backend.tensor(HEADS * (-(-dim // 16) * 16))
-        self.out = backend.tensor(HEADS * dim)
+        self.qkv = backend.tensor((heads + 2 * KV_HEADS) * dim, wide=True)
+        self.queries = backend.tensor(heads * (-(-dim // 16) * 16))
+        self.out = backend.tensor(heads * dim)
 
     def feed(self, work: list[tuple[int, Request, int]]) -> np.ndarray:
         """Rows (slot, request, position) as one batch; their outputs."""
@@ -118,6 +120,23 @@ def test_the_widest_heads_that_a_device_takes_are_computed(backend) -> None:
         harness.feed([(1, request, t) for t in range(start, end)]) for start, end in pairwise(edges)
     ]
     np.testing.assert_allclose(np.concatenate(parts), request.expected, atol=3e-2)
+
+
+@pytest.mark.parametrize("group", [1, 16, 17, 33])
+def test_heads_that_share_keys_may_be_any_number(backend, group) -> None:
+    """Kernels take sixteen of them at a time."""
+    dim, tokens, heads = 32, 140, group * KV_HEADS
+    angles = np.outer(np.arange(tokens), 1.0 / 10 ** np.arange(8)).astype(np.float32)
+    request = Request(tokens, dim, angles.astype(np.float64), group, heads)
+    harness = Harness(backend, dim, angles, heads)
+    harness.rows.tables[0, :20] = np.arange(20)
+    rows = [
+        harness.feed([(0, request, t) for t in range(first, min(first + CAPACITY, tokens - 2))])
+        for first in range(0, tokens - 2, CAPACITY)
+    ]
+    rows += [harness.feed([(0, request, t)]) for t in (tokens - 2, tokens - 1)]
+    error = 3e-5 if backend.name == "cpu" else 3e-2
+    np.testing.assert_allclose(np.concatenate(rows), request.expected, atol=error)
 
 
 def test_batch_mates_do_not_change_a_row(backend) -> None:
