@@ -9,7 +9,7 @@
 
 constexpr int PLACES = 192;
 constexpr int WARPGROUPS = PLACES / 64;
-constexpr int ATTENDERS = WARPGROUPS * GROUP;
+constexpr int ATTENDERS = WARPGROUPS * WARPGROUP;
 constexpr int HALVES = HEAD_DIM / 64;
 constexpr int ROW = 128;  // bytes of a row in shared memory: 64 values of a head
 constexpr int QUERY_PART = PLACES * ROW;
@@ -108,16 +108,16 @@ struct State {
 
 __device__ __forceinline__ void score_span(float (&scores)[SPAN / 2], u32 queries, u32 keys) {
     hold(scores);
-    matrix_fence();
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; ++k) {
         const u32 half = k / 4, at = k % 4 * 32;
-        Matrix<SPAN>::multiply_shared(scores, matrix_at(queries + half * QUERY_PART + at),
-                                      matrix_at(keys + half * SPAN_PART + at), k > 0);
+        Wgmma<SPAN>::multiply_shared(scores, descriptor_at(queries + half * QUERY_PART + at),
+                                      descriptor_at(keys + half * SPAN_PART + at), k > 0);
     }
-    matrix_commit();
+    wgmma_commit();
     hold(scores);
-    matrix_wait<0>();
+    wgmma_wait<0>();
     hold(scores);
 }
 
@@ -138,16 +138,16 @@ __device__ __forceinline__ void take_values(
     for (int half = 0; half < HALVES; ++half) {
         float span[32];
         hold(span);
-        matrix_fence();
+        wgmma_fence();
 #pragma unroll
         for (int j = 0; j < SPAN / 16; ++j) {
             const u32(&a)[4] = weights[j / 2][j % 2];
-            Matrix<64>::multiply<1>(span, a[0], a[1], a[2], a[3],
-                                    matrix_at(values + half * SPAN_PART + j * 16 * ROW), j > 0);
+            Wgmma<64>::multiply<1>(span, a[0], a[1], a[2], a[3],
+                                    descriptor_at(values + half * SPAN_PART + j * 16 * ROW), j > 0);
         }
-        matrix_commit();
+        wgmma_commit();
         hold(span);
-        matrix_wait<0>();
+        wgmma_wait<0>();
         hold(span);
 #pragma unroll
         for (int i = 0; i < 32; ++i) {
@@ -225,7 +225,7 @@ __device__ __forceinline__ void store_place(
 __device__ __forceinline__ void attend(
     const Shape& shape, const int* positions, float scale, u32 memory, Barrier asked,
     Barrier answered, Ring keys, Ring values, u16* out, i64 out_stride) {
-    const u32 queries = memory + threadIdx.x / GROUP * 64 * ROW;
+    const u32 queries = memory + threadIdx.x / WARPGROUP * 64 * ROW;
     const int tiles = shape.count * shape.heads;
     const Places mine;
     u32 parity = 0;
@@ -249,7 +249,7 @@ __device__ __forceinline__ void attend(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(ATTENDERS + GROUP, 1) attend_wide(
+extern "C" __global__ void __launch_bounds__(ATTENDERS + WARPGROUP, 1) attend_wide(
     const void* queries, const void* keys, const void* values, const int* positions,
     const int* tables, i64 width, const int4* items, i64 count, i64 group, i64 kv_heads, i64 held,
     double scale, i64 block_tokens, u16* out, i64 out_stride) {

@@ -36,34 +36,34 @@ __device__ __forceinline__ void store_four(u16* to, uint2 bits) {
 }
 
 template <bool FOURS>
-__device__ __forceinline__ Head<FOURS> turned(
-    const Projected& from, const Turn& turn, i64 row, int index, int lane) {
+__device__ __forceinline__ Head<FOURS> rotated(
+    const Projected& from, const Rotation& by, i64 row, int index, int lane) {
     Head<FOURS> head;
     head.load(from, row, index, lane);
-    head.turn(from, index, turn, lane);
+    head.rotate(from, index, by, lane);
     return head;
 }
 
-// Norm and turn q and k of each row; q goes to the queries, k and v to the paged cache. Grid: (rows,
+// Norm and rotate q and k of each row; q goes to the queries, k and v to the paged cache. Grid: (rows,
 // heads of [q | k | v] / BLOCK_HEADS).
 extern "C" __global__ void __launch_bounds__(THREADS) rotary_cache_write(
     const void* qkv, i64 qkv_stride, i64 qkv_wide, const int* positions, const int* slots,
     const int* tables, i64 width, i64 heads, i64 kv_heads, i64 dim, const float* q_weight,
     const float* k_weight, double q_eps, double k_eps, const float* angles, i64 half, u16* queries,
     i64 queries_stride, u16* keys, u16* values, i64 block_tokens) {
-    __shared__ __align__(16) Turn turn;
+    __shared__ __align__(16) Rotation rotation;
     const int lane = threadIdx.x % HEAD_LANES, count = static_cast<int>(heads + 2 * kv_heads);
     let_next_start();
     const i64 row = blockIdx.x;
     const int position = told_early(positions + row);
     const Projected from = projected(qkv, qkv_stride, qkv_wide, heads, kv_heads, dim, q_weight,
                                      k_weight, q_eps, k_eps, angles, half);
-    turn.load<THREADS>(from, position);
+    rotation.load<THREADS>(from, position);
     wait_for_previous();
     __syncthreads();
     const int item = blockIdx.y * BLOCK_HEADS + threadIdx.x / HEAD_LANES;
     const int index = min(item, count - 1);
-    const Head<false> own = turned<false>(from, turn, row, index, lane);
+    const Head<false> own = rotated<false>(from, rotation, row, index, lane);
     if (item >= count) return;
     if (from.is_query(index)) {
         u16* to = queries + row * queries_stride + index * dim;
@@ -72,7 +72,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) rotary_cache_write(
     }
     const Pool pool{keys, values, tables + slots[row] * width, static_cast<u32>(block_tokens),
                     static_cast<u32>(kv_heads), static_cast<u32>((index - heads) % kv_heads)};
-    u16* to = Cache{keys, values}.row(pool.row_of(static_cast<u32>(position)), from.is_value(index));
+    const u32 at = pool.row_of_position(static_cast<u32>(position));
+    u16* to = Cache{keys, values}.row(at, from.is_value(index));
     own.store([&](int i, uint2 bits) { store_four(to + i, bits); }, lane);
 }
 
@@ -124,7 +125,7 @@ struct Room {
         u32 weights[SPAN / 16][4][32];
         u16 queries[TILE_HEADS][HEAD_DIM + 8];
     };
-    Turn turn;
+    Rotation rotation;
 };
 
 // The maxima of a lane's heads, and the sums of all warps' weights in order.
@@ -168,7 +169,7 @@ struct Following {
 
     __device__ __forceinline__ Following(const SpanMemory& of, const Pool& from, const Piece& piece)
         : span(of), pool(from), first(piece.following()), row(0) {
-        if (first >= 0) row = pool.row_of(static_cast<u32>(first) + threadIdx.x);
+        if (first >= 0) row = pool.row_of_position(static_cast<u32>(first) + threadIdx.x);
     }
 
     __device__ __forceinline__ void find() const { span.rows[threadIdx.x] = row; }
@@ -315,7 +316,7 @@ __device__ __forceinline__ void take_row(
 #pragma unroll 1
     for (int first = threadIdx.x / 32 * WARP_HEADS; first < count; first += BLOCK_HEADS) {
         const int item = first + of_warp, index = heads.index(min(item, count - 1));
-        const Head<true> head = turned<true>(from, room.turn, piece.row, index, lane);
+        const Head<true> head = rotated<true>(from, room.rotation, piece.row, index, lane);
         if (item >= count) continue;
         if (item < heads.queries) {
             u16* to = room.queries[item];
@@ -355,7 +356,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, NEW_BLOCKS) attend_new(
     span.find(pool, piece.first, piece.held);
     const Projected from = projected(qkv, qkv_stride, qkv_wide, group * kv_heads, kv_heads, dim,
                                      q_weight, k_weight, q_eps, k_eps, angles, half);
-    room.turn.load<THREADS>(from, piece.last);
+    room.rotation.load<THREADS>(from, piece.last);
     __syncthreads();
     const int cached = min(piece.last - piece.first, SPAN);
     span.copy<THREADS>(keys, span.keys, 0, cached);

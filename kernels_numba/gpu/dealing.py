@@ -1,12 +1,17 @@
-"""How the weight rows of a streaming step are dealt to a GPU's blocks: by which kernel, in what."""
+"""How the weight rows of a streaming step are dealt to a GPU's blocks: by which kernel, in what.
+
+Weight rows and rows of x are told apart by name: `weight_rows` are `n` in the CUDA sources, `count`
+(of a tile: `size`) are their `rows`. streamed.cuh says what bands, strips, items and groups are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
+from typing import NamedTuple
 
+from kernels_numba.gpu.memory import CHUNK
 from kernels_numba.gpu.source import (
     LARGE,
     SCALE_ROOM,
@@ -22,65 +27,74 @@ from kernels_numba.weights import Form
 WARPS = 8
 SIZE = 8
 """Rows of x that a matrix instruction takes."""
-STRIP_SUMS = 512
-"""Bytes of one warp's sums of a strip with SIZE rows."""
 BAND = 8
 """Weight rows of half a matrix instruction. A strip, what it takes, has two bands, or one of gate
 rows and its one of up rows."""
-SHORT_CHUNK = 64
-"""Values of a chunk of linear_short.cu's rows."""
+STRIP_SUMS = 2 * BAND * SIZE * 4
+"""Bytes of one warp's float32 sums of a strip with SIZE rows of x."""
 SHORT_APART = 64
-"""Bytes that its rows of x lie apart."""
+"""Bytes between two of linear_short.cu's rows of x: its APART units of 16."""
 MOST_CUTS = 0xFFFFFFFF
-"""linear_few.cu cuts bands into items in 32 bits."""
+"""linear_few.cu finds where its items begin in 32 bits: (bands + 1) * groups is what it divides at
+most."""
 
 
-Shares: TypeAlias = "tuple[int, int, int]"
-"""Of a matrix alone: strips of every block in each turn, in how many turns it takes one more, and
-how many bands (NVFP4: strips) are left for the last. Zeros where items are dealt one by one."""
+class EvenSplit(NamedTuple):
+    """How a matrix alone is dealt: in each turn a block takes `each` strips, in the first `more`
+    turns one more, and `rest` bands (NVFP4: strips) are left for the last."""
+
+    each: int
+    more: int
+    rest: int
+
+
+ONE_BY_ONE = EvenSplit(0, 0, 0)
+"""Items are dealt one by one: nothing is split beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deal:
     """A kernel, items per tile of rows of x (of a matrix alone: of each block), blocks, a block's
-    shared memory in bytes, shares, and the phase: tile t's cuts lie t * phase / groups bands on."""
+    shared memory, the split of a matrix alone, and the phase: tile t's cuts lie t * phase / groups
+    bands on."""
 
     unit: Unit
     name: str
     groups: int
     blocks: int
-    shared: int
-    shares: Shares = (0, 0, 0)
+    shared_bytes: int
+    split: EvenSplit = ONE_BY_ONE
     phase: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Strips of an item at most, items per tile or of each block, blocks, shares, phase."""
+    """Strips of an item at most; the rest as in `Deal`."""
 
     strips: int
     groups: int
     blocks: int
-    shares: Shares = (0, 0, 0)
+    split: EvenSplit = ONE_BY_ONE
     phase: int = 0
 
     @property
     def alone(self) -> bool:
-        return any(self.shares)
+        return any(self.split)
 
 
 @cache
 def deal_short(
-    form: Form, rows: int, chunks: int, count: int, processors: int, room: int
+    form: Form, weight_rows: int, chunks: int, count: int, processors: int, room: int
 ) -> Deal | None:
-    """How linear_short.cu takes a matrix alone of `rows` rows for `count` of x: where it leaves no
-    processor two bands, and a block's shared memory of `room` bytes holds all of its weights and of
-    x at once; else None."""
-    bands, line = -(-rows // BAND), 2 * SHORT_CHUNK * chunks
+    """How linear_short.cu takes a matrix alone of `weight_rows` for `count` rows of x: where it
+    leaves no processor two bands, and a block's shared memory of `room` bytes holds all of its
+    weights and of x at once; else None."""
+    bands, line = -(-weight_rows // BAND), 2 * CHUNK[Form.BF16] * chunks
     if form is not Form.BF16 or count > SIZE or bands > processors:
         return None
-    shared = BAND * line + count * (line + SHORT_APART) + STRIP_SUMS * WARPS // 2
-    return Deal(SHORT, "linear_short", 1, bands, shared) if shared <= room else None
+    # A band has half of a strip's sums.
+    needed = BAND * line + count * (line + SHORT_APART) + STRIP_SUMS * WARPS // 2
+    return Deal(SHORT, "linear_short", 1, bands, needed) if needed <= room else None
 
 
 @cache
@@ -88,39 +102,42 @@ def deal(
     kind: str,
     form: Form,
     group: int,
-    rows: int,
+    weight_rows: int,
     tiles: int,
     size: int,
     processors: int,
     rings: Rings = LARGE,
 ) -> Deal:
-    """For `rows` weight rows (`kind` gated: as many gate and up rows), `size` rows of x a tile.
+    """For `weight_rows` (`kind` gated: as many gate and up rows), `size` rows of x a tile.
 
-    Many weight rows with few of x go to linear_few.cu, whose blocks take even shares; the rest is
-    faster in linear.cu. Both give a row the same bits. Raises ValueError for too many rows.
+    Many weight rows with few rows of x go to linear_few.cu, whose blocks have even work; the rest
+    is faster in linear.cu. Both give a row of x the same bits. Raises ValueError for too many
+    weight rows.
     """
-    blocks, bands = rings.blocks * processors, -(-rows // BAND)
-    each = 1 if kind == "gated" else 2
+    blocks, bands = rings.blocks * processors, -(-weight_rows // BAND)
+    strip_bands = 1 if kind == "gated" else 2
     ring = rings.stream
-    if size == SIZE and bands * tiles > each * blocks:
-        made = _few(form, bands, each, tiles, processors, rings)
+    if size == SIZE and bands * tiles > strip_bands * blocks:
+        made = _few(form, bands, strip_bands, tiles, processors, rings)
         if (bands + 1) * made.groups > MOST_CUTS:
-            raise ValueError(f"a matrix of {rows} rows has too many for a streaming launch")
+            raise ValueError(f"a matrix of {weight_rows} rows has too many for a streaming launch")
         unit, name = few_unit(form, group, rings, alone=made.alone), f"{kind}_few_{made.strips}"
         ring = rings.alone if made.alone else rings.stream
         ring += SCALE_ROOM if form is Form.FP8_BLOCK else 0
     else:
-        every = -(-bands // each)
+        every = -(-bands // strip_bands)
         strips = 1 if rings is not LARGE else _broad(form, every * tiles, size, processors)
         groups = -(-every // strips)
         made = Cut(strips, groups, min(groups * tiles, blocks))
         unit, name = linear_unit(form, group, rings), f"{kind}_{size}_{strips}"
-    shared = ring + STRIP_SUMS * WARPS * made.strips * size // SIZE
-    return Deal(unit, name, made.groups, made.blocks, shared, made.shares, made.phase)
+    needed = ring + STRIP_SUMS * WARPS * made.strips * size // SIZE
+    return Deal(unit, name, made.groups, made.blocks, needed, made.split, made.phase)
 
 
-def _few(form: Form, bands: int, each: int, tiles: int, processors: int, rings: Rings) -> Cut:
-    """How linear_few.cu takes `bands`, `each` of which make a strip.
+def _few(
+    form: Form, bands: int, strip_bands: int, tiles: int, processors: int, rings: Rings
+) -> Cut:
+    """How linear_few.cu takes `bands`, `strip_bands` of which make a strip.
 
     A matrix alone is dealt in strips and what is left in bands, but NVFP4's in strips too. Where
     blocks would have less than two strips of FP8, half as many take twice as many: the next
@@ -128,17 +145,18 @@ def _few(form: Form, bands: int, each: int, tiles: int, processors: int, rings: 
     """
     choices, blocks = few_strips(form), rings.blocks * processors
     if tiles > 1:
-        strips = strips_of(bands * tiles, each, blocks, choices)
-        groups = groups_of(bands, each * strips, tiles, blocks)
+        strips = strips_of(bands * tiles, strip_bands, blocks, choices)
+        groups = groups_of(bands, strip_bands * strips, tiles, blocks)
         return Cut(strips, groups, min(groups * tiles, blocks), phase=(groups - 1) // tiles)
-    if form is Form.FP8_BLOCK and bands < 2 * each * blocks:
+    if form is Form.FP8_BLOCK and bands < 2 * strip_bands * blocks:
         blocks = processors
-    turns, shares = shares_of(bands, each, choices[-1], blocks)
-    longest = max(shares[0] + (shares[1] > 0), shares[0] + -(-shares[2] // (each * blocks)))
+    turns, split = even_split(bands, strip_bands, choices[-1], blocks)
+    last = split.each + -(-split.rest // (strip_bands * blocks))
+    longest = max(split.each + (split.more > 0), last)
     if form is Form.NVFP4:
-        shares = (*shares[:2], -(-shares[2] // each))
+        split = split._replace(rest=-(-split.rest // strip_bands))
     strips = next(choice for choice in choices if choice >= longest)
-    return Cut(strips, turns, blocks, shares)
+    return Cut(strips, turns, blocks, split)
 
 
 def _broad(form: Form, strips: int, size: int, processors: int) -> int:
@@ -151,21 +169,21 @@ def _broad(form: Form, strips: int, size: int, processors: int) -> int:
     return 2 if strips >= processors else 1
 
 
-def shares_of(bands: int, each: int, most: int, blocks: int) -> tuple[int, Shares]:
-    """In how many turns to deal a matrix of `bands`, `each` of them a strip, to `blocks`, at most
-    `most` strips to each in a turn, and its shares: all blocks have the same bands, up to one."""
-    whole, rest = divmod(bands, each * blocks)
+def even_split(bands: int, strip_bands: int, most: int, blocks: int) -> tuple[int, EvenSplit]:
+    """In how many turns to deal a matrix of `bands`, `strip_bands` of them a strip, to `blocks`, at
+    most `most` strips to each in a turn, and how: all blocks have the same bands, up to one."""
+    whole, rest = divmod(bands, strip_bands * blocks)
     turns = max(1, -(-whole // most))
     if whole // turns + (rest > 0) > most:
         turns += 1
-    return turns, (*divmod(whole, turns), rest)
+    return turns, EvenSplit(*divmod(whole, turns), rest)
 
 
-def strips_of(bands: int, each: int, blocks: int, choices: Sequence[int]) -> int:
-    """Strips of an item, of the `choices`: what a block's share of all bands comes to, where there
-    is such a kernel. A strip is `each` bands."""
-    share = -(-bands // (each * blocks))
-    return next((choice for choice in choices if choice >= share), choices[-1])
+def strips_of(bands: int, strip_bands: int, blocks: int, choices: Sequence[int]) -> int:
+    """Strips of an item, of the `choices`: what one of `blocks` has of all bands, where there is
+    such a kernel. A strip is `strip_bands` bands."""
+    own = -(-bands // (strip_bands * blocks))
+    return next((choice for choice in choices if choice >= own), choices[-1])
 
 
 def groups_of(bands: int, most: int, tiles: int, blocks: int) -> int:

@@ -195,11 +195,11 @@ class Mixture:
             source,
             gate_up,
             inner,
-            rows=experts.intermediate,
+            weight_rows=experts.intermediate,
             grouping=replace(group, fixed=fixed[0]),
         )
         placed = replace(group, gather=0, fixed=fixed[1])
-        self._project.plain(count, inner, down, result, rows=x.width, grouping=placed)
+        self._project.plain(count, inner, down, result, weight_rows=x.width, grouping=placed)
         self._kernels.launch(
             MOE, "combine", (count, -(-x.width // THREADS)), THREADS,
             (result.pointer, result.stride, handle.place, handle.pointers[1], handle.top, *target,

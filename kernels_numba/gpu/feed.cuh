@@ -10,11 +10,11 @@ constexpr int BAND = 8;
 
 // What a lane needs of the scales of a row's chunk.
 #if FORMAT == 1
-struct Scales {};
+struct ChunkScales {};
 #elif FORMAT == 2
-typedef u32 Scales;  // of which two bytes are used
+typedef u32 ChunkScales;  // of which two bytes are used
 #elif FORMAT == 3
-struct __align__(SCALE_BYTES) Scales {
+struct __align__(SCALE_BYTES) ChunkScales {
     float value[CHUNK / GROUP];
 };
 #endif
@@ -55,14 +55,14 @@ struct Span {
 
 template <bool GATED>
 struct Work {
-    Matrix fixed, dealt;
+    Matrix fixed, experts;
     int n, groups;
     const u16* x;
     u32 x_stride;
     // Rows of the fixed tile (0: there is none), the first one in x, and where its output goes.
     int rows;
     u32 from, to;
-    Shares shares;
+    EvenSplit split;
     u32 phase;
     const int4* tiles;
     const int* gather;
@@ -72,12 +72,12 @@ struct Work {
         if constexpr (ALONE) {
             constexpr u32 BANDS = STRIP<GATED> / BAND;
             const u32 turn = item.group, block = blockIdx.x, blocks = gridDim.x;
-            const u32 own = shares.each + (turn < shares.more ? 1 : 0);
-            const u32 before = shares.each * turn + min(turn, shares.more);
+            const u32 own = split.each + (turn < split.more ? 1 : 0);
+            const u32 before = split.each * turn + min(turn, split.more);
             begin = BANDS * (blocks * before + block * own);
             end = begin + BANDS * own;
             if (turn + 1 == static_cast<u32>(groups)) {
-                const u32 all = shares.rest < blocks ? 0 : 1, rest = shares.rest - all * blocks;
+                const u32 all = split.rest < blocks ? 0 : 1, rest = split.rest - all * blocks;
                 constexpr u32 UNIT = WHOLE_STRIPS ? BANDS : 1;
                 begin += UNIT * (all * block + min(block, rest));
                 end += UNIT * (all * (block + 1) + min(block + 1, rest));
@@ -113,20 +113,20 @@ struct Lines {
     int own;
     bool lone;
 
-    // Rows of `turn`'s item, `offset` bytes into each; none where its tile is not below `known`.
+    // Rows of `cursor`'s item, `offset` bytes into each; none where its tile is not below `known`.
     __device__ __forceinline__ void aim(
-        const Work<GATED>& work, const Turn& turn, int known, bool scales, u32 offset) {
+        const Work<GATED>& work, const ItemCursor& cursor, int known, bool scales, u32 offset) {
         own = 0;
         lone = false;
-        if (turn.tile >= known) return;
-        const bool fixed = turn.fixed();
-        const Span<GATED> span = work.span(turn);
-        const u32 row = work.base(work.tile(turn.tile)) + threadIdx.x % 32 / 4;
+        if (cursor.tile >= known) return;
+        const bool fixed = cursor.fixed();
+        const Span<GATED> span = work.span(cursor);
+        const u32 row = work.base(work.tile(cursor.tile)) + threadIdx.x % 32 / 4;
         const u32 each = scales ? SCALE_ROWS : 1, above = GATED ? work.n : BAND;
-        const u8* base = scales ? (fixed ? work.fixed.scale : work.dealt.scale)
-                                : (fixed ? work.fixed.data : work.dealt.data);
-        const u32 stride = scales ? (fixed ? work.fixed.scale_stride : work.dealt.scale_stride)
-                                  : (fixed ? work.fixed.stride : work.dealt.stride);
+        const u8* base = scales ? (fixed ? work.fixed.scale : work.experts.scale)
+                                : (fixed ? work.fixed.data : work.experts.data);
+        const u32 stride = scales ? (fixed ? work.fixed.scale_stride : work.experts.scale_stride)
+                                  : (fixed ? work.fixed.stride : work.experts.stride);
         // A lone band has its place, and perhaps no row below it.
         high = row_address(base + offset, (row + (span.first + static_cast<int>(above))) / each, stride);
         low = high - static_cast<u64>(above / each) * stride;
@@ -156,29 +156,29 @@ struct Lines {
 // theirs while the first of another has been asked for.
 #if FORMAT == 3
 template <int STRIPS, bool GATED>
-struct Beside {
+struct ScaleRing {
     struct Place {
-        Scales bands[STRIPS][2];
+        ChunkScales bands[STRIPS][2];
     };
     Place *const first, *const behind, *here, *next;
     const u8* from;
     bool has;
 
-    __device__ __forceinline__ Beside(void* memory, int depth)
+    __device__ __forceinline__ ScaleRing(void* memory, int depth)
         : first(static_cast<Place*>(memory) + threadIdx.x / 32 * (depth + 1)),
           behind(first + depth + 1), here(first), next(first), from(nullptr), has(false) {}
 
     __device__ __forceinline__ void aim(
-        const Work<GATED>& work, const Turn& turn, int known, int chunk) {
+        const Work<GATED>& work, const ItemCursor& cursor, int known, int chunk) {
         const int strip = threadIdx.x % 32 / 2, half = threadIdx.x % 2;
         Lines<GATED> lines;
-        lines.aim(work, turn, known, true, chunk * SCALE_BYTES);
+        lines.aim(work, cursor, known, true, chunk * SCALE_BYTES);
         has = strip < STRIPS && lines.has(strip, half);
         if (has) from = lines.at(strip, half);
     }
 
     __device__ __forceinline__ void copy() {
-        if (has) copy_async<sizeof(Scales)>(&next->bands[0][0] + threadIdx.x % 32, from);
+        if (has) copy_async<sizeof(ChunkScales)>(&next->bands[0][0] + threadIdx.x % 32, from);
         next = next + 1 == behind ? first : next + 1;
         from += SCALE_BYTES;
     }
@@ -188,7 +188,7 @@ struct Beside {
     __device__ __forceinline__ void leave() { here = here + 1 == behind ? first : here + 1; }
 
     // Of a strip's two bands.
-    __device__ __forceinline__ void load(int strip, Scales (&scales)[2]) const {
+    __device__ __forceinline__ void load(int strip, ChunkScales (&scales)[2]) const {
 #if GROUP == 128
         const float2 both = *reinterpret_cast<const float2*>(here->bands[strip]);
         scales[0].value[0] = both.x;
@@ -201,19 +201,19 @@ struct Beside {
 };
 #else
 template <int STRIPS, bool GATED>
-struct Beside {
-    __device__ __forceinline__ Beside(void*, int) {}
-    __device__ __forceinline__ void aim(const Work<GATED>&, const Turn&, int, int) {}
+struct ScaleRing {
+    __device__ __forceinline__ ScaleRing(void*, int) {}
+    __device__ __forceinline__ void aim(const Work<GATED>&, const ItemCursor&, int, int) {}
     __device__ __forceinline__ void copy() {}
     __device__ __forceinline__ void arrive() const {}
     __device__ __forceinline__ void leave() {}
 };
 #endif
 
-// A warp's weights: an item's strips of a chunk are asked for when those that stood in their places,
+// A warp's weights on their way: an item's strips of a chunk are asked for when those that stood in their places,
 // DEPTH chunks before, have been read.
 template <int STRIPS, bool GATED>
-struct Ahead {
+struct StripStream {
     static constexpr int DEPTH = RING / WARPS / (STRIPS * static_cast<int>(sizeof(Slot)));
     static_assert(DEPTH > 0, "no room for a chunk");
     const Work<GATED>& work;
@@ -222,21 +222,21 @@ struct Ahead {
     int begin, end, chunk;
     // Tiles whose weights are known by now.
     int known;
-    Turn turn;
+    ItemCursor cursor;
     Lines<GATED> lines;
-    Beside<STRIPS, GATED> beside;
+    ScaleRing<STRIPS, GATED> scales;
 
-    __device__ __forceinline__ Ahead(
-        const Work<GATED>& of, void* memory, int begin, int end, const Turn& first_turn)
+    __device__ __forceinline__ StripStream(
+        const Work<GATED>& of, void* memory, int begin, int end, const ItemCursor& first_item)
         : work(of), first(static_cast<Slot*>(memory) + threadIdx.x / 32 * (DEPTH * STRIPS)),
           here(first), behind(first + DEPTH * STRIPS), begin(begin), end(end), chunk(begin),
-          known(begin < end ? 1 : 0), turn(first_turn),
-          beside(static_cast<u8*>(memory) + RING, DEPTH) {
+          known(begin < end ? 1 : 0), cursor(first_item),
+          scales(static_cast<u8*>(memory) + RING, DEPTH) {
         aim();
     }
 
     // Whether the next item's weights are not known.
-    __device__ __forceinline__ bool waits() const { return turn.tile >= known; }
+    __device__ __forceinline__ bool waits() const { return cursor.tile >= known; }
 
     __device__ __forceinline__ void know(int tiles) {
         if (begin == end) return;
@@ -245,14 +245,14 @@ struct Ahead {
     }
 
     __device__ __forceinline__ void aim() {
-        lines.aim(work, turn, known, false, begin * CHUNK_BYTES + threadIdx.x % 4 * 16);
-        beside.aim(work, turn, known, begin);
+        lines.aim(work, cursor, known, false, begin * CHUNK_BYTES + threadIdx.x % 4 * 16);
+        scales.aim(work, cursor, known, begin);
     }
 
     // Asks for a strip's chunk, with the first one for the scales of all that go along. It is one group of
     // copies even where there is nothing to ask for: waits count them.
     __device__ __forceinline__ void copy(int strip) {
-        if (strip == 0) beside.copy();
+        if (strip == 0) scales.copy();
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (!lines.has(strip, half)) continue;
@@ -270,7 +270,7 @@ struct Ahead {
         lines.advance(CHUNK_BYTES);
         if (++chunk == end) {
             chunk = begin;
-            turn.next();
+            cursor.next();
             aim();
         }
     }
@@ -280,15 +280,15 @@ struct Ahead {
 // to shared memory take as long as large ones.
 #if FORMAT == 2
 template <int STRIPS, bool GATED>
-struct Scaling {
+struct ScaleRegisters {
     const Work<GATED>& work;
     Lines<GATED> lines;
-    Scales value[STRIPS][2];
+    ChunkScales value[STRIPS][2];
 
-    __device__ __forceinline__ explicit Scaling(const Work<GATED>& of) : work(of) {}
+    __device__ __forceinline__ explicit ScaleRegisters(const Work<GATED>& of) : work(of) {}
 
-    __device__ __forceinline__ void aim(const Turn& turn, int known, int chunk) {
-        lines.aim(work, turn, known, true, chunk * SCALE_BYTES + threadIdx.x % 4 * 2);
+    __device__ __forceinline__ void aim(const ItemCursor& cursor, int known, int chunk) {
+        lines.aim(work, cursor, known, true, chunk * SCALE_BYTES + threadIdx.x % 4 * 2);
     }
 
     __device__ __forceinline__ void advance() { lines.advance(SCALE_BYTES); }
@@ -303,9 +303,9 @@ struct Scaling {
 };
 #else
 template <int STRIPS, bool GATED>
-struct Scaling {
-    __device__ __forceinline__ explicit Scaling(const Work<GATED>&) {}
-    __device__ __forceinline__ void aim(const Turn&, int, int) {}
+struct ScaleRegisters {
+    __device__ __forceinline__ explicit ScaleRegisters(const Work<GATED>&) {}
+    __device__ __forceinline__ void aim(const ItemCursor&, int, int) {}
     __device__ __forceinline__ void advance() {}
     __device__ __forceinline__ void ask(int) {}
 };
@@ -321,9 +321,9 @@ struct Input {
     __device__ __forceinline__ explicit Input(const Work<GATED>& of) : work(of) {}
 
     // Columns of a product are independent: an absent row may be any other.
-    __device__ __forceinline__ void aim(const Turn& turn, int tiles) {
-        if (turn.tile >= tiles) return;
-        row = work.input(turn.tile, work.tile(turn.tile), threadIdx.x % 32 / 4);
+    __device__ __forceinline__ void aim(const ItemCursor& cursor, int tiles) {
+        if (cursor.tile >= tiles) return;
+        row = work.input(cursor.tile, work.tile(cursor.tile), threadIdx.x % 32 / 4);
     }
 
     __device__ __forceinline__ void ask(int chunk) {

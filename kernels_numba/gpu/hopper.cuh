@@ -2,7 +2,7 @@
 // copy engine, matrix instructions of a warpgroup. Given the same sixteen values of K, such an
 // instruction gives the bits of mma.sync (tests/gpu holds it to that).
 
-constexpr int GROUP = 128;  // threads of a warpgroup
+constexpr int WARPGROUP = 128;  // threads of a warpgroup
 
 struct Barrier {
     u32 at;
@@ -99,21 +99,21 @@ __device__ __forceinline__ void give_registers() {
 }
 
 // Rows of 128 bytes in shared memory, their 16-byte units exchanged as the copy engine does.
-__device__ __forceinline__ u64 matrix_at(u32 address) {
+__device__ __forceinline__ u64 descriptor_at(u32 address) {
     constexpr u64 RULE = 1ull << 62 | static_cast<u64>(1024 >> 4) << 32;
     return RULE | (address & 0x3ffffu) >> 4;
 }
 
-__device__ __forceinline__ void matrix_fence() {
+__device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void matrix_commit() {
+__device__ __forceinline__ void wgmma_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 template <int PENDING>
-__device__ __forceinline__ void matrix_wait() {
+__device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
@@ -152,15 +152,15 @@ __device__ __forceinline__ void hold(float (&values)[COUNT]) {
 // d[64 x N] = (going ? d : 0) + a[64 x 16] * b[16 x N]. A warp's sixteen rows of a and d lie in its
 // lanes as mma.sync has them; d's column 8 i + c is d[4 i + ...].
 template <int N>
-struct Matrix;
+struct Wgmma;
 
 // `b`: columns of K values each, or with TURNED rows of N values, one for each of K.
-#define MATRIX(N, LAST, A0, A1, A2, A3, B, GOING, TURN)                                           \
+#define WGMMA(N, LAST, A0, A1, A2, A3, B, GOING, TURN)                                            \
     template <>                                                                                   \
-    struct Matrix<N> {                                                                            \
+    struct Wgmma<N> {                                                                             \
         template <int TURNED, int HELD>                                                           \
         __device__ __forceinline__ static void multiply(                                          \
-            float (&d)[HELD], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int going) {                \
+            float (&d)[HELD], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int going) {                 \
             asm volatile(                                                                         \
                 "{.reg .pred p; setp.ne.b32 p, %" #GOING ", 0;"                                   \
                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" LIST_##LAST          \
@@ -180,12 +180,12 @@ struct Matrix;
                 : "l"(a), "l"(b), "r"(going));                                                    \
         }                                                                                         \
     }
-MATRIX(64, 24, 32, 33, 34, 35, 36, 37, 38);
-MATRIX(80, 32, 40, 41, 42, 43, 44, 45, 46);
-MATRIX(96, 40, 48, 49, 50, 51, 52, 53, 54);
-MATRIX(112, 48, 56, 57, 58, 59, 60, 61, 62);
-MATRIX(128, 56, 64, 65, 66, 67, 68, 69, 70);
-MATRIX(144, 64, 72, 73, 74, 75, 76, 77, 78);
-MATRIX(160, 72, 80, 81, 82, 83, 84, 85, 86);
-MATRIX(176, 80, 88, 89, 90, 91, 92, 93, 94);
-MATRIX(192, 88, 96, 97, 98, 99, 100, 101, 102);
+WGMMA(64, 24, 32, 33, 34, 35, 36, 37, 38);
+WGMMA(80, 32, 40, 41, 42, 43, 44, 45, 46);
+WGMMA(96, 40, 48, 49, 50, 51, 52, 53, 54);
+WGMMA(112, 48, 56, 57, 58, 59, 60, 61, 62);
+WGMMA(128, 56, 64, 65, 66, 67, 68, 69, 70);
+WGMMA(144, 64, 72, 73, 74, 75, 76, 77, 78);
+WGMMA(160, 72, 80, 81, 82, 83, 84, 85, 86);
+WGMMA(176, 80, 88, 89, 90, 91, 92, 93, 94);
+WGMMA(192, 88, 96, 97, 98, 99, 100, 101, 102);

@@ -7,7 +7,7 @@
 //
 // The grid is what fits the device; blocks take items in turn. Items of tile 0 belong to the fixed
 // matrix, whose weights a block asks for before the kernels in front of it have ended; those of the
-// others to the dealt one, whose tiles the kernels in front write.
+// others to the experts' matrix, whose tiles the kernels in front write.
 #include "common.cuh"
 #include "weights.cuh"
 #include "streamed.cuh"
@@ -20,7 +20,7 @@ template <int STRIPS>
 struct Slot {
     uint4 data[STRIPS][2][UNITS][32];
 #if FORMAT != 1
-    struct __align__(SCALE_BYTES) Scales {
+    struct __align__(SCALE_BYTES) RowScales {
         u8 bytes[SCALE_BYTES];
     } scales[STRIPS][2][32];
 #endif
@@ -33,7 +33,7 @@ constexpr int STAGES_OF = RING / WARPS / static_cast<int>(sizeof(Slot<STRIPS>));
 template <int TOKENS, int STRIPS, bool GATED>
 struct Work {
     static constexpr int EACH = GATED ? 8 : 16;
-    Matrix fixed, dealt;
+    Matrix fixed, experts;
     int n, groups;
     const u16* x;
     u32 x_stride;
@@ -63,37 +63,37 @@ struct Work {
         return place + (item.fixed() ? to : tiles[item.tile - 1].y);
     }
     __device__ __forceinline__ const u8* data(const Item& item) const {
-        return item.fixed() ? fixed.data : dealt.data;
+        return item.fixed() ? fixed.data : experts.data;
     }
     __device__ __forceinline__ const u8* scale(const Item& item) const {
-        return item.fixed() ? fixed.scale : dealt.scale;
+        return item.fixed() ? fixed.scale : experts.scale;
     }
     __device__ __forceinline__ u32 stride(const Item& item) const {
-        return item.fixed() ? fixed.stride : dealt.stride;
+        return item.fixed() ? fixed.stride : experts.stride;
     }
     __device__ __forceinline__ u32 scale_stride(const Item& item) const {
-        return item.fixed() ? fixed.scale_stride : dealt.scale_stride;
+        return item.fixed() ? fixed.scale_stride : experts.scale_stride;
     }
 };
 
 // A warp's weights: chunks are asked for ahead of those that it multiplies.
 template <int STRIPS, int STAGES, class WORK>
-struct Ahead {
+struct ChunkStream {
     const WORK& work;
     Slot<STRIPS>* slots;
     int begin, end, chunk, slot;
-    Turn turn;
+    ItemCursor cursor;
     u32 rows[STRIPS][2];
 
-    __device__ __forceinline__ Ahead(const WORK& of, void* memory, int first, int behind)
+    __device__ __forceinline__ ChunkStream(const WORK& of, void* memory, int first, int behind)
         : work(of), slots(static_cast<Slot<STRIPS>*>(memory) + threadIdx.x / 32 * STAGES),
-          begin(first), end(behind), chunk(first), slot(0), turn(of.groups, of.rows > 0) {}
+          begin(first), end(behind), chunk(first), slot(0), cursor(of.groups, of.rows > 0) {}
 
     __device__ __forceinline__ void aim() {
-        const u32 base = work.expert_base(turn);
+        const u32 base = work.expert_base(cursor);
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) {
-            const int n = work.first_row(turn) + m * WORK::EACH + threadIdx.x % 32 / 4;
+            const int n = work.first_row(cursor) + m * WORK::EACH + threadIdx.x % 32 / 4;
             rows[m][0] = base + min(n, work.n - 1);
             rows[m][1] = WORK::EACH == 8 ? rows[m][0] + work.n : base + min(n + 8, work.n - 1);
         }
@@ -101,20 +101,20 @@ struct Ahead {
 
     // Where the chunk lies in the first row of the item's matrix, and in this lane's.
     __device__ __forceinline__ const u8* base() const {
-        return work.data(turn) + chunk * CHUNK_BYTES + threadIdx.x % 4 * 16;
+        return work.data(cursor) + chunk * CHUNK_BYTES + threadIdx.x % 4 * 16;
     }
 
     // Asks for the next chunk if it belongs to a tile below `known`; whether it did.
     __device__ __forceinline__ bool fill(int known) {
-        if (turn.tile >= known || begin >= end) return false;
+        if (cursor.tile >= known || begin >= end) return false;
         if (chunk == begin) aim();
         const int lane = threadIdx.x % 32;
         Slot<STRIPS>& to = slots[slot];
         const u8* first = base();
-        const u32 stride = work.stride(turn);
+        const u32 stride = work.stride(cursor);
 #if FORMAT != 1
-        const u8* first_scale = work.scale(turn) + chunk * SCALE_BYTES;
-        const u32 scale_stride = work.scale_stride(turn);
+        const u8* first_scale = work.scale(cursor) + chunk * SCALE_BYTES;
+        const u32 scale_stride = work.scale_stride(cursor);
 #endif
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) {
@@ -135,7 +135,7 @@ struct Ahead {
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         if (++chunk == end) {
             chunk = begin;
-            turn.next();
+            cursor.next();
         }
         return true;
     }
@@ -205,8 +205,8 @@ struct Input {
     }
 };
 
-// A lane's share of one weight row's chunk, out of its own places.
-struct Share {
+// A lane's part of one weight row's chunk, out of its own places.
+struct RowFragment {
     uint4 unit[UNITS];
     u32 scale[2];
 
@@ -236,9 +236,9 @@ struct Share {
     }
 };
 
-// Sums of a warp: per strip and eight rows of x as `mma` lays them.
+// Sums of a warp over an item: per strip and eight rows of x as `mma` lays them.
 template <int TOKENS, int STRIPS>
-struct Sums {
+struct ItemSums {
     float value[STRIPS][TOKENS][4];
 
     __device__ __forceinline__ void clear() {
@@ -254,12 +254,12 @@ struct Sums {
 
     // Adds one step's products. Bits of weights outside `mask` count as zero.
     __device__ __forceinline__ void add(
-        const Share (&shares)[STRIPS][2], const uint4 (&x)[TOKENS], int step, u32 mask) {
+        const RowFragment (&fragments)[STRIPS][2], const uint4 (&x)[TOKENS], int step, u32 mask) {
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) {
             u32 a[4], b[4];
-            shares[m][0].words(step, a);
-            shares[m][1].words(step, b);
+            fragments[m][0].words(step, a);
+            fragments[m][1].words(step, b);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 a[j] &= mask;
@@ -276,7 +276,7 @@ struct Sums {
 #if FORMAT == 3
     // Adds the sums of a group of values, each times its scale.
     __device__ __forceinline__ void fold(
-        const Sums& part, const Slot<STRIPS>& slot, int group) {
+        const ItemSums& part, const Slot<STRIPS>& slot, int group) {
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) {
             float scale[2];
@@ -299,20 +299,20 @@ struct Sums {
 
 template <int TOKENS, int STRIPS, class WORK>
 __device__ __forceinline__ void multiply(
-    Sums<TOKENS, STRIPS>& sums, const Slot<STRIPS>& slot, const Input<TOKENS, WORK>& input,
+    ItemSums<TOKENS, STRIPS>& sums, const Slot<STRIPS>& slot, const Input<TOKENS, WORK>& input,
     int chunk) {
-    Share shares[STRIPS][2];
+    RowFragment fragments[STRIPS][2];
 #pragma unroll
     for (int m = 0; m < STRIPS; ++m) {
-        shares[m][0].load(slot, m, 0);
-        shares[m][1].load(slot, m, 1);
+        fragments[m][0].load(slot, m, 0);
+        fragments[m][1].load(slot, m, 1);
     }
     uint4 x[TOKENS];
 #if FORMAT != 3
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
         input.get(x, chunk, step);
-        sums.add(shares, x, step, ~0u);
+        sums.add(fragments, x, step, ~0u);
     }
 #else
 #pragma unroll
@@ -321,12 +321,12 @@ __device__ __forceinline__ void multiply(
         constexpr bool WHOLE = GROUP == CHUNK;
         const u32 mask = WHOLE || threadIdx.x % 4 / 2 == piece % 2 ? ~0u : 0u;
         const int first = WHOLE ? 0 : piece / 2 * 2;
-        Sums<TOKENS, STRIPS> part;
+        ItemSums<TOKENS, STRIPS> part;
         part.clear();
 #pragma unroll
         for (int step = first; step < (WHOLE ? STEPS : first + 2); ++step) {
             input.get(x, chunk, step);
-            part.add(shares, x, step, mask);
+            part.add(fragments, x, step, mask);
         }
         sums.fold(part, slot, piece);
     }
@@ -336,7 +336,7 @@ __device__ __forceinline__ void multiply(
 // Merges the warps' sums in order and writes the item's output.
 template <int TOKENS, int STRIPS, bool GATED>
 __device__ __forceinline__ void finish(
-    const Sums<TOKENS, STRIPS>& sums, float4* shared, const Work<TOKENS, STRIPS, GATED>& work,
+    const ItemSums<TOKENS, STRIPS>& sums, float4* shared, const Work<TOKENS, STRIPS, GATED>& work,
     Output output, const Item& item) {
     constexpr int PARTS = STRIPS * TOKENS;
     // By now all have read the item before.
@@ -352,7 +352,7 @@ __device__ __forceinline__ void finish(
     }
     __syncthreads();
     const float* flat = reinterpret_cast<const float*>(shared);
-    output.factors = item.fixed() ? work.fixed.factors : work.dealt.factors;
+    output.factors = item.fixed() ? work.fixed.factors : work.experts.factors;
     const u32 base = work.expert_base(item);
     for (int index = threadIdx.x; index < 64 * PARTS; index += 32 * WARPS) {
         const int column = index % 8, row = index / 8 % 8, part = index / 64;
@@ -383,41 +383,41 @@ __device__ __forceinline__ void linear(
     float4* shared = reinterpret_cast<float4*>(memory);
     const int warp = threadIdx.x / 32;
     const int begin = run_begin(warp, chunks), end = run_begin(warp + 1, chunks);
-    Ahead<STRIPS, STAGES, Work<TOKENS, STRIPS, GATED>> ahead(
+    ChunkStream<STRIPS, STAGES, Work<TOKENS, STRIPS, GATED>> weights(
         work, shared + WARPS * STRIPS * TOKENS * 32, begin, end);
     let_next_start();
     int asked = 0;
-    for (; asked < STAGES - 1 && ahead.fill(1); ++asked) copy_commit();
+    for (; asked < STAGES - 1 && weights.fill(1); ++asked) copy_commit();
     wait_for_previous();
     const int tiles = 1 + (work.used == nullptr ? 0 : *work.used);
     for (; asked < STAGES - 1; ++asked) {
-        ahead.fill(tiles);
+        weights.fill(tiles);
         copy_commit();
     }
     Input<TOKENS, Work<TOKENS, STRIPS, GATED>> input(work);
-    Turn turn(work.groups, work.rows > 0);
-    if (turn.tile < tiles) input.aim(turn);
-    if (turn.tile < tiles && begin < end) input.ask(begin);
+    ItemCursor cursor(work.groups, work.rows > 0);
+    if (cursor.tile < tiles) input.aim(cursor);
+    if (cursor.tile < tiles && begin < end) input.ask(begin);
     int slot = 0;
-    while (turn.tile < tiles) {
-        const Item item = turn;
-        turn.next();
-        Sums<TOKENS, STRIPS> sums;
+    while (cursor.tile < tiles) {
+        const Item item = cursor;
+        cursor.next();
+        ItemSums<TOKENS, STRIPS> sums;
         sums.clear();
         for (int chunk = begin; chunk < end; ++chunk) {
             input.take();
             const bool last = chunk + 1 == end;
             if (input.EARLY) {
-                if (last && turn.tile < tiles) input.aim(turn);
+                if (last && cursor.tile < tiles) input.aim(cursor);
                 input.ask(last ? begin : chunk + 1);
             }
-            ahead.fill(tiles);
+            weights.fill(tiles);
             copy_commit();
             copy_wait<STAGES - 1>();
-            multiply(sums, ahead.slots[slot], input, chunk);
+            multiply(sums, weights.slots[slot], input, chunk);
             slot = slot + 1 == STAGES ? 0 : slot + 1;
         }
-        if (!input.EARLY && turn.tile < tiles) input.aim(turn);
+        if (!input.EARLY && cursor.tile < tiles) input.aim(cursor);
         finish(sums, shared, work, output, item);
     }
 }

@@ -17,13 +17,13 @@
 // Strips of which a warp multiplies one beside the other.
 constexpr int SIDE_BY_SIDE = FORMAT == 1 ? 2 : 1;
 
-// A lane's share of a strip's chunk, out of its own places.
-struct Share {
+// A lane's part of a strip's chunk, out of its own places.
+struct StripFragment {
     uint4 unit[2][UNITS];
 #if FORMAT == 2
     u32 scale[2][2];
 #elif FORMAT == 3
-    Scales scale[2];
+    ChunkScales scale[2];
 #endif
 
     template <class WEIGHTS, class SCALING>
@@ -38,7 +38,7 @@ struct Share {
 #endif
         }
 #if FORMAT == 3
-        weights.beside.load(strip, scale);
+        weights.scales.load(strip, scale);
 #endif
     }
 
@@ -57,7 +57,7 @@ struct Share {
 };
 
 // Sums of a warp over a strip, as `mma` lays them.
-struct Sums {
+struct StripSums {
     float value[4];
 
     __device__ __forceinline__ void clear() {
@@ -67,10 +67,11 @@ struct Sums {
 
     // Adds one step's products. Bits of weights outside `mask` count as zero.
     template <bool WHOLE>
-    __device__ __forceinline__ void add(const Share& share, const uint4& x, int step, u32 mask) {
+    __device__ __forceinline__ void add(
+        const StripFragment& own, const uint4& x, int step, u32 mask) {
         u32 a[4] = {}, b[4];
-        if constexpr (WHOLE) share.words(0, step, a);
-        share.words(1, step, b);
+        if constexpr (WHOLE) own.words(0, step, a);
+        own.words(1, step, b);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             a[j] &= mask;
@@ -82,10 +83,11 @@ struct Sums {
 
 #if FORMAT == 3
     // Adds the sums of a group of values, each times its scale.
-    __device__ __forceinline__ void fold(const Sums& part, const Share& share, int group) {
+    __device__ __forceinline__ void fold(
+        const StripSums& part, const StripFragment& own, int group) {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-            value[c] = __fmaf_rn(part.value[c], share.scale[c / 2].value[group], value[c]);
+            value[c] = __fmaf_rn(part.value[c], own.scale[c / 2].value[group], value[c]);
         }
     }
 #endif
@@ -95,13 +97,15 @@ struct Sums {
 // both bands of each, else of the high one alone.
 template <bool WHOLE, int COUNT, int STRIPS>
 __device__ __forceinline__ void multiply(
-    Sums (&sums)[STRIPS], int first, const Share (&shares)[COUNT], const uint4 (&x)[STEPS]) {
+    StripSums (&sums)[STRIPS], int first, const StripFragment (&fragments)[COUNT],
+    const uint4 (&x)[STEPS]) {
 #if FORMAT != 3
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
         for (int m = 0; m < COUNT; ++m) {
-            if (first + m < STRIPS) sums[first + m].template add<WHOLE>(shares[m], x[step], step, ~0u);
+            if (first + m >= STRIPS) continue;
+            sums[first + m].template add<WHOLE>(fragments[m], x[step], step, ~0u);
         }
     }
 #else
@@ -111,19 +115,19 @@ __device__ __forceinline__ void multiply(
         constexpr bool ONE = GROUP == CHUNK;
         const u32 mask = ONE || threadIdx.x % 4 / 2 == piece % 2 ? ~0u : 0u;
         const int begin = ONE ? 0 : piece / 2 * 2;
-        Sums parts[COUNT];
+        StripSums parts[COUNT];
 #pragma unroll
         for (int m = 0; m < COUNT; ++m) parts[m].clear();
 #pragma unroll
         for (int step = begin; step < (ONE ? STEPS : begin + 2); ++step) {
 #pragma unroll
             for (int m = 0; m < COUNT; ++m) {
-                parts[m].template add<WHOLE>(shares[m], x[step], step, mask);
+                parts[m].template add<WHOLE>(fragments[m], x[step], step, mask);
             }
         }
 #pragma unroll
         for (int m = 0; m < COUNT; ++m) {
-            if (first + m < STRIPS) sums[first + m].fold(parts[m], shares[m], piece);
+            if (first + m < STRIPS) sums[first + m].fold(parts[m], fragments[m], piece);
         }
     }
 #endif
@@ -132,7 +136,7 @@ __device__ __forceinline__ void multiply(
 // Merges the warps' sums in order and writes the item's output.
 template <int STRIPS, bool GATED>
 __device__ __forceinline__ void finish(
-    const Sums (&sums)[STRIPS], float4* shared, const Work<GATED>& work, Output output,
+    const StripSums (&sums)[STRIPS], float4* shared, const Work<GATED>& work, Output output,
     const Span<GATED>& span, const Tile& tile, bool fixed) {
     // By now all have read the item before.
     __syncthreads();
@@ -144,7 +148,7 @@ __device__ __forceinline__ void finish(
     }
     __syncthreads();
     const float* flat = reinterpret_cast<const float*>(shared);
-    output.factors = fixed ? work.fixed.factors : work.dealt.factors;
+    output.factors = fixed ? work.fixed.factors : work.experts.factors;
     const u32 base = work.base(tile);
     for (int index = threadIdx.x; index < 64 * span.strips(); index += 32 * WARPS) {
         const int column = index % 8, row = index / 8 % 8, m = index / 64;
@@ -170,20 +174,20 @@ __device__ __forceinline__ void finish(
 // A warp's run of K.
 template <int STRIPS, bool GATED>
 struct Run {
-    typedef Ahead<STRIPS, GATED> Weights;
+    typedef StripStream<STRIPS, GATED> Weights;
     static constexpr int TOGETHER = STRIPS < SIDE_BY_SIDE ? STRIPS : SIDE_BY_SIDE;
     const int begin, end;
     int tiles, filled;
     Weights weights;
-    Scaling<STRIPS, GATED> scales;
+    ScaleRegisters<STRIPS, GATED> scales;
     Input<GATED> input;
 
     __device__ __forceinline__ Run(
-        const Work<GATED>& work, void* memory, const Turn& turn, int begin, int end)
-        : begin(begin), end(end), tiles(1), filled(0), weights(work, memory, begin, end, turn),
+        const Work<GATED>& work, void* memory, const ItemCursor& cursor, int begin, int end)
+        : begin(begin), end(end), tiles(1), filled(0), weights(work, memory, begin, end, cursor),
           scales(work), input(work) {
         while (filled < Weights::DEPTH && !weights.waits()) fill();
-        if (turn.tile < tiles) begin_scales(turn);
+        if (cursor.tile < tiles) begin_scales(cursor);
     }
 
     __device__ __forceinline__ void fill() {
@@ -193,21 +197,21 @@ struct Run {
         ++filled;
     }
 
-    __device__ __forceinline__ void begin_scales(const Turn& turn) {
+    __device__ __forceinline__ void begin_scales(const ItemCursor& cursor) {
         if (begin == end) return;
-        scales.aim(turn, tiles, begin);
+        scales.aim(cursor, tiles, begin);
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) scales.ask(m);
     }
 
     // Goes on when all that was launched before has ended: there are `all` tiles.
-    __device__ __forceinline__ void start(const Turn& turn, int all) {
+    __device__ __forceinline__ void start(const ItemCursor& cursor, int all) {
         tiles = all;
         weights.know(all);
         while (filled < Weights::DEPTH) fill();
-        if (turn.tile > 0) begin_scales(turn);
-        input.aim(turn, tiles);
-        if (turn.tile < tiles && begin < end) input.ask(begin);
+        if (cursor.tile > 0) begin_scales(cursor);
+        input.aim(cursor, tiles);
+        if (cursor.tile < tiles && begin < end) input.ask(begin);
     }
 
     // What follows in the place of strip `m`.
@@ -216,19 +220,19 @@ struct Run {
         weights.copy(m);
     }
 
-    // The item's sums over this run; of its first strip the high band alone where it is `lone`. `turn` is
+    // The item's sums over this run; of its first strip the high band alone where it is `lone`. `cursor` is
     // the item that follows.
     __device__ __forceinline__ void sum(
-        Sums (&sums)[STRIPS], int strips, bool lone, const Turn& turn) {
+        StripSums (&sums)[STRIPS], int strips, bool lone, const ItemCursor& cursor) {
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) sums[m].clear();
         for (int chunk = begin; chunk < end; ++chunk) {
             const bool last = chunk + 1 == end;
             input.take();
-            if (last) input.aim(turn, tiles);
+            if (last) input.aim(cursor, tiles);
             input.ask(last ? begin : chunk + 1);
             if (last) {
-                scales.aim(turn, tiles, begin);
+                scales.aim(cursor, tiles, begin);
             } else {
                 scales.advance();
             }
@@ -239,25 +243,25 @@ struct Run {
                     for (int m = first; m < first + TOGETHER && m < STRIPS; ++m) renew(m);
                     continue;
                 }
-                Share shares[TOGETHER];
+                StripFragment fragments[TOGETHER];
 #pragma unroll
                 for (int m = first; m < first + TOGETHER && m < STRIPS; ++m) {
                     if (m < strips) {
                         copy_wait<STRIPS * Weights::DEPTH - 1>();
-                        if (m == 0) weights.beside.arrive();
-                        shares[m - first].load(weights, scales, m);
+                        if (m == 0) weights.scales.arrive();
+                        fragments[m - first].load(weights, scales, m);
                     }
                     renew(m);
                 }
                 if (first >= strips) continue;
                 if (HALVES && first == 0 && lone) {
-                    multiply<false>(sums, first, shares, input.values);
+                    multiply<false>(sums, first, fragments, input.values);
                 } else {
-                    multiply<true>(sums, first, shares, input.values);
+                    multiply<true>(sums, first, fragments, input.values);
                 }
             }
             weights.advance();
-            weights.beside.leave();
+            weights.scales.leave();
         }
     }
 };
@@ -269,29 +273,29 @@ __device__ __forceinline__ void linear(
     float4* shared = reinterpret_cast<float4*>(memory);
     const int warp = threadIdx.x / 32;
     let_next_start();
-    Turn turn(work.groups, work.rows > 0, ALONE);
+    ItemCursor cursor(work.groups, work.rows > 0, ALONE);
     Run<STRIPS, GATED> run(
-        work, shared + WARPS * STRIPS * 32, turn, run_begin(warp, chunks),
+        work, shared + WARPS * STRIPS * 32, cursor, run_begin(warp, chunks),
         run_begin(warp + 1, chunks));
     wait_for_previous();
     const int tiles = 1 + (used == nullptr ? 0 : *used);
-    run.start(turn, tiles);
-    while (turn.tile < tiles) {
-        const int index = turn.tile;
+    run.start(cursor, tiles);
+    while (cursor.tile < tiles) {
+        const int index = cursor.tile;
         const Tile tile = work.tile(index);
-        const Span<GATED> span = work.span(turn);
-        turn.next();
-        Sums sums[STRIPS];
-        run.sum(sums, span.strips(), span.lone, turn);
+        const Span<GATED> span = work.span(cursor);
+        cursor.next();
+        StripSums sums[STRIPS];
+        run.sum(sums, span.strips(), span.lone, cursor);
         finish(sums, shared, work, output, span, tile, index == 0);
     }
 }
 
 #define LINEAR(NAME, STRIPS, GATED)                                                               \
     STREAMING(NAME, 2) {                                                                          \
-        const Shares shares{static_cast<u32>(each), static_cast<u32>(more),                       \
+        const EvenSplit split{static_cast<u32>(each), static_cast<u32>(more),                     \
                             static_cast<u32>(rest)};                                              \
-        const Work<GATED> work{STREAMED, shares, static_cast<u32>(phase), tiles, gather};         \
+        const Work<GATED> work{STREAMED, split, static_cast<u32>(phase), tiles, gather};          \
         const Output output{out, out_stride, out_wide, nullptr, bias, add};                       \
         linear<STRIPS, GATED>(work, static_cast<int>(chunks), output, used);                      \
     }

@@ -1,4 +1,8 @@
-"""Projections: which kernel takes how many rows. All give a row the same bits."""
+"""Projections: which kernel takes how many rows of x. All give a row the same bits.
+
+`count` says how many rows x has, `weight_rows` how many the matrix has (one expert's, where there
+are several; gated: pairs of a gate and an up row).
+"""
 
 from __future__ import annotations
 
@@ -14,23 +18,26 @@ from kernels_numba.weights import LAYOUTS, Scale
 
 THREADS = 256
 FEW = (8, 16, 32, 64)
-"""Rows that one pass of the streaming kernel takes; more go to the tiled one."""
+"""Rows of x that one pass of the streaming kernel takes: eights, as its matrix instruction does.
+More go to the tiled one."""
 BLOCK_ROWS = 128
 """Weight rows of a tiled block."""
 MOST_BYTES = 0xFFFF0000
-"""One expert's or a whole dense matrix: the tiled kernel counts in 32 bits."""
+"""One expert's or a whole dense matrix: the tiled kernel counts its bytes in 32 bits. 64 KiB below
+what they can say."""
 NO_WEIGHTS = (0, 0, 0, 0, 0)
+"""In place of a matrix's `weights`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which kernel, streaming (`few`) or tiled, and how many rows of x a block of it takes."""
+    """Which kernel, streaming (`few` rows of x) or tiled, and how many of them a block takes."""
 
     few: bool
     size: int
 
 
-def shape_of(count: int, widest: int = 128) -> Shape:
+def shape_of(count: int, widest: int) -> Shape:
     for size in FEW:
         if count <= size:
             return Shape(few=True, size=size)
@@ -53,20 +60,21 @@ def _stage_bytes(matrix: CudaMatrix, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A matrix that `rows` rows of x meet in the same launch: the first of them in x, and where
-    their output begins. It has the experts' form and sizes."""
+    """A matrix beside the experts' that `count` rows of x meet in the same launch: the first of
+    them in x, and where their output begins. It has the experts' form and sizes."""
 
     matrix: CudaMatrix
-    rows: int
+    count: int
     first: int
     to: int
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Rows dealt to experts: device addresses of the tiles, of how many there are, and of each
-    sorted place's row (0: the place itself); how many tiles and how many pairs of rows and experts
-    there can be, and how many pairs there are. `fixed` goes along where few rows are streamed."""
+    """Rows of x grouped by expert: device addresses of the tiles, of how many there are, and of
+    each sorted place's row (0: the place itself); how many tiles and how many pairs of rows and
+    experts there can be, and how many pairs there are. `fixed` goes along where few rows are
+    streamed."""
 
     tiles: int
     used: int
@@ -91,9 +99,9 @@ class Project:
         if kernels.architecture == HOPPER:
             self._wide = Wide(kernels, capacity, processors)
 
-    def wide(self, matrix: CudaMatrix, rows: int, *, gated: bool) -> Wide | None:
+    def wide(self, matrix: CudaMatrix, weight_rows: int, *, gated: bool) -> Wide | None:
         """The device's own kernel for many rows of `matrix`, where it has one."""
-        if self._wide is None or not self._wide.takes(matrix, rows, gated=gated):
+        if self._wide is None or not self._wide.takes(matrix, weight_rows, gated=gated):
             return None
         return self._wide
 
@@ -139,14 +147,14 @@ class Project:
         index: int = 0,
         bias: CudaVector | None = None,
         add: bool = False,
-        rows: int = 0,
+        weight_rows: int = 0,
         grouping: Grouping | None = None,
     ) -> None:
-        """out[r] = matrix · norm(x[index[r]]) + bias (+ out[r]); with `grouping`, `rows` of each
-        expert's own."""
+        """out[r] = matrix · norm(x[index[r]]) + bias (+ out[r]); with `grouping`, `weight_rows` of
+        each expert's own."""
         output = (*out.target, 0 if bias is None else bias.pointer, int(add))
         source = (x, norm, index)
-        self._run("linear", count, source, matrix, rows or matrix.rows, output, grouping)
+        self._run("linear", count, source, matrix, weight_rows or matrix.rows, output, grouping)
 
     def gated(
         self,
@@ -156,12 +164,13 @@ class Project:
         out: CudaTensor,
         *,
         norm: Norm | None = None,
-        rows: int = 0,
+        weight_rows: int = 0,
         grouping: Grouping | None = None,
     ) -> None:
-        """out = silu(gate · norm(x)) · (up · norm(x)), [gate; up] of `rows` rows each."""
+        """out = silu(gate · norm(x)) · (up · norm(x)), [gate; up] of `weight_rows` each."""
         output = (*out.target, 0, 0)
-        self._run("gated", count, (x, norm, 0), matrix, rows or matrix.rows // 2, output, grouping)
+        half = weight_rows or matrix.rows // 2
+        self._run("gated", count, (x, norm, 0), matrix, half, output, grouping)
 
     def _run(
         self,
@@ -169,17 +178,18 @@ class Project:
         count: int,
         source: tuple[CudaTensor, Norm | None, int],
         matrix: CudaMatrix,
-        rows: int,
+        weight_rows: int,
         output: tuple[int, ...],
         grouping: Grouping | None,
     ) -> None:
         shape = shape_of(count, self.widest_tile(matrix)) if grouping is None else grouping.shape
-        wide = None if shape.few else self.wide(matrix, rows, gated=kind == "gated")
+        wide = None if shape.few else self.wide(matrix, weight_rows, gated=kind == "gated")
         if wide is not None and wide.gives(output, gated=kind == "gated"):
-            self._widely(wide, kind, count, source, matrix, rows, output, grouping)
+            self._widely(wide, kind, count, source, matrix, weight_rows, output, grouping)
             return
         run = self._stream if shape.few else self._tile
-        run(kind, shape, count, self.input(count, *source), matrix, rows, output, grouping)
+        x = self.input(count, *source)
+        run(kind, shape, count, x, matrix, weight_rows, output, grouping)
 
     def _widely(
         self,
@@ -188,7 +198,7 @@ class Project:
         count: int,
         source: tuple[CudaTensor, Norm | None, int],
         matrix: CudaMatrix,
-        rows: int,
+        weight_rows: int,
         output: tuple[int, ...],
         grouping: Grouping | None,
     ) -> None:
@@ -196,11 +206,13 @@ class Project:
         x, norm, index = source
         if grouping is None:
             inputs = wide.weave(count, self._capacity, x, matrix, norm, index)
-            wide.run(kind, count, inputs, matrix, rows, output, 0, 0)
+            wide.run(kind, count, inputs, matrix, weight_rows, output, 0, 0)
             return
         x = self.input(count, x, norm, index)
         inputs = wide.weave(grouping.pairs, grouping.room, x, matrix, None, grouping.gather)
-        wide.run(kind, grouping.pairs, inputs, matrix, rows, output, grouping.tiles, grouping.most)
+        wide.run(
+            kind, grouping.pairs, inputs, matrix, weight_rows, output, grouping.tiles, grouping.most
+        )
 
     def _stream(
         self,
@@ -209,39 +221,39 @@ class Project:
         count: int,
         x: CudaTensor,
         matrix: CudaMatrix,
-        rows: int,
+        weight_rows: int,
         output: tuple[int, ...],
         grouping: Grouping | None,
     ) -> None:
         tiles = 1 if grouping is None else grouping.most
-        fixed, dealt = matrix.weights, NO_WEIGHTS
-        dealing = (count, 0, 0, 0, 0, 0)
+        fixed, experts = matrix.weights, NO_WEIGHTS
+        x_rows = (count, 0, 0, 0, 0, 0)
         if grouping is not None:
-            fixed, dealt, own = NO_WEIGHTS, matrix.weights, (0, 0, 0)
+            fixed, experts, own = NO_WEIGHTS, matrix.weights, (0, 0, 0)
             if (beside := grouping.fixed) is not None:
-                fixed, own = beside.matrix.weights, (beside.rows, beside.first, beside.to)
+                fixed, own = beside.matrix.weights, (beside.count, beside.first, beside.to)
                 tiles += 1
-            dealing = (*own, grouping.tiles, grouping.used, grouping.gather)
+            x_rows = (*own, grouping.tiles, grouping.used, grouping.gather)
         alone: Deal | None = None
         if kind == "linear" and grouping is None:
             alone = deal_short(
-                matrix.form, rows, matrix.chunks, count, self._processors, self._shared
+                matrix.form, weight_rows, matrix.chunks, count, self._processors, self._shared
             )
-        dealt_as = alone or deal(
+        dealt = alone or deal(
             kind,
             matrix.form,
             matrix.group,
-            rows,
+            weight_rows,
             tiles,
             shape.size,
             self._processors,
             self._rings,
         )
         self._kernels.launch(
-            dealt_as.unit, dealt_as.name, (dealt_as.blocks,), 32 * WARPS,
-            (*fixed, *dealt, rows, dealt_as.groups, matrix.chunks, x.pointer, x.stride, *output,
-             *dealing, *dealt_as.shares, dealt_as.phase),
-            dealt_as.shared,
+            dealt.unit, dealt.name, (dealt.blocks,), 32 * WARPS,
+            (*fixed, *experts, weight_rows, dealt.groups, matrix.chunks, x.pointer, x.stride,
+             *output, *x_rows, *dealt.split, dealt.phase),
+            dealt.shared_bytes,
             early=True,
         )  # fmt: skip
 
@@ -252,19 +264,19 @@ class Project:
         count: int,
         x: CudaTensor,
         matrix: CudaMatrix,
-        rows: int,
+        weight_rows: int,
         output: tuple[int, ...],
         grouping: Grouping | None,
     ) -> None:
         tiles = -(-count // shape.size) if grouping is None else grouping.most
-        every = rows * (2 if kind == "gated" else 1)
+        every = weight_rows * (2 if kind == "gated" else 1)
         if every * matrix.weights[1] > MOST_BYTES:
             raise ValueError(f"a matrix of {every} rows exceeds {MOST_BYTES} bytes")
         name = "tile" if kind == "linear" else f"tile_{kind}"
         self._kernels.launch(
             tile_unit(matrix.form, matrix.group, self._rings), f"{name}_{shape.size}",
             (tiles, -(-every // BLOCK_ROWS)), THREADS,
-            (*matrix.weights, rows, matrix.chunks, x.pointer, x.stride, *output,
+            (*matrix.weights, weight_rows, matrix.chunks, x.pointer, x.stride, *output,
              0 if grouping is None else grouping.tiles,
              0 if grouping is None else grouping.gather, count),
             self._rings.stages * _stage_bytes(matrix, shape.size),

@@ -1,5 +1,5 @@
 // What happens to heads between projection and attention: norm and rotation. Eight lanes have a head:
-// lane r of them holds its values 32 j + 4 r ... + 3, and of each the one that it turns with.
+// lane r of them holds its values 32 j + 4 r ... + 3, and of each the one that it rotates with.
 
 constexpr int OWN = HEAD_DIM / 32;
 constexpr int HEAD_LANES = 8;
@@ -18,29 +18,29 @@ struct Projected {
 
     __device__ __forceinline__ bool is_query(int index) const { return index < heads; }
     __device__ __forceinline__ bool is_value(int index) const { return index >= heads + kv_heads; }
-    __device__ __forceinline__ bool turns(int i) const { return i < 2 * half; }
-    // The value that turns with value i.
+    __device__ __forceinline__ bool rotates(int i) const { return i < 2 * half; }
+    // The value that rotates with value i.
     __device__ __forceinline__ int partner(int i) const { return i < half ? i + half : i - half; }
 };
 
-// How the heads at one position turn: the first `half` values by the angle of each, the next by the
+// How the heads at one position rotate: the first `half` values by the angle of each, the next by the
 // same in the other direction; and the weights of their norms. In shared memory.
-struct Turn {
+struct Rotation {
     float cosine[HEAD_DIM], sine[HEAD_DIM], q_weight[HEAD_DIM], k_weight[HEAD_DIM];
 
     // A barrier stands before their use.
     template <int THREADS>
     __device__ __forceinline__ void load(const Projected& how, int position) {
-        const float* turn = how.angles + static_cast<i64>(position) * 2 * how.half;
+        const float* from = how.angles + static_cast<i64>(position) * 2 * how.half;
 #pragma unroll
         for (int first = 0; first < HEAD_DIM; first += THREADS) {
             const int i = first + threadIdx.x, at = i < how.half ? i : i - how.half;
             if (i >= how.dim) continue;
             q_weight[i] = how.q_weight != nullptr ? how.q_weight[i] : 0.0f;
             k_weight[i] = how.k_weight != nullptr ? how.k_weight[i] : 0.0f;
-            if (!how.turns(i)) continue;
-            cosine[i] = turn[at];
-            sine[i] = i < how.half ? -turn[how.half + at] : turn[how.half + at];
+            if (!how.rotates(i)) continue;
+            cosine[i] = from[at];
+            sine[i] = i < how.half ? -from[how.half + at] : from[how.half + at];
         }
     }
 };
@@ -126,7 +126,7 @@ struct Head {
         for (int j = 0; j < OWN; ++j) {
             const int i = 32 * j + 4 * lane;
             if (i < from.dim) row.four(own[j], 32 * j);
-            if (FOURS && from.turns(i)) row.four(partners[j], 32 * j + from.partner(i) - i);
+            if (FOURS && from.rotates(i)) row.four(partners[j], 32 * j + from.partner(i) - i);
         }
 #pragma unroll
         for (int j = 0; j < OWN; ++j) {
@@ -136,15 +136,15 @@ struct Head {
 #pragma unroll
                 for (int c = 0; c < 4; ++c) {
                     const int i = 32 * j + 4 * lane + c;
-                    if (from.turns(i)) other[j][c] = row.one(32 * j + c + from.partner(i) - i);
+                    if (from.rotates(i)) other[j][c] = row.one(32 * j + c + from.partner(i) - i);
                 }
             }
         }
     }
 
     // Every operation's rounding is stated: all kernels give a head the same bits.
-    __device__ __forceinline__ void turn(
-        const Projected& how, int index, const Turn& by, int lane) {
+    __device__ __forceinline__ void rotate(
+        const Projected& how, int index, const Rotation& by, int lane) {
         const bool query = how.is_query(index), fixed = how.is_value(index);
         const float inverse = inverse_norm(query ? how.q_eps : how.k_eps, how.dim);
         if (fixed) return;
@@ -159,11 +159,11 @@ struct Head {
             Weights{by.cosine}.four(cosine, i);
             Weights{by.sine}.four(sine, i);
             if constexpr (FOURS) {
-                if (how.turns(i)) weights.four(others, how.partner(i));
+                if (how.rotates(i)) weights.four(others, how.partner(i));
             } else {
 #pragma unroll
                 for (int c = 0; c < 4; ++c) {
-                    if (how.turns(i + c)) others[c] = weights.from[how.partner(i + c)];
+                    if (how.rotates(i + c)) others[c] = weights.from[how.partner(i + c)];
                 }
             }
 #pragma unroll
@@ -172,7 +172,7 @@ struct Head {
                     value[j][c] = __fmul_rn(__fmul_rn(value[j][c], inverse), weight[c]);
                     other[j][c] = __fmul_rn(__fmul_rn(other[j][c], inverse), others[c]);
                 }
-                if (!how.turns(FOURS ? i : i + c)) continue;
+                if (!how.rotates(FOURS ? i : i + c)) continue;
                 value[j][c] = __fmaf_rn(other[j][c], sine[c], __fmul_rn(value[j][c], cosine[c]));
             }
         }

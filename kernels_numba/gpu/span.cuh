@@ -17,7 +17,7 @@ struct Pool {
     u32 block_tokens, kv_heads, head;
 
     // Which row of HEAD_DIM values holds `position`.
-    __device__ __forceinline__ u32 row_of(u32 position) const {
+    __device__ __forceinline__ u32 row_of_position(u32 position) const {
         const u32 at = position / block_tokens, block = told_early(table + at);
         return (block * kv_heads + head) * block_tokens + (position - at * block_tokens);
     }
@@ -44,7 +44,7 @@ struct SpanMemory {
     // Finds the pool's rows of the positions from `first` on. A barrier stands before their use.
     __device__ __forceinline__ void find(const Pool& pool, i64 first, int count) const {
         if (static_cast<int>(threadIdx.x) < count) {
-            rows[threadIdx.x] = pool.row_of(static_cast<u32>(first) + threadIdx.x);
+            rows[threadIdx.x] = pool.row_of_position(static_cast<u32>(first) + threadIdx.x);
         }
     }
 

@@ -1,5 +1,14 @@
-// What the streaming kernels are told: one matrix that all rows of x meet, another whose rows are dealt
-// to tiles of them, or both; and which of their items a block takes.
+// What the streaming kernels (linear.cu, linear_few.cu, linear_short.cu) are told: a fixed matrix that
+// the same rows of x meet, the experts' matrices, each for its own tiles of rows of x, or both; and which
+// items a block takes. dealing.py says how many.
+//
+// `n` counts weight rows of one matrix (GATED: gate rows, and as many up rows behind them), `rows` rows
+// of x. Of each matrix and its tile of rows of x:
+//   band   eight weight rows, half of what a matrix instruction takes;
+//   strip  what it takes: two bands, or with GATED one of gate rows and its one of up rows;
+//   item   some strips that follow one another, against one tile of rows of x;
+//   group  the number of an item in its tile, one of `groups`.
+// Items are dealt to blocks, whose warps cut K into runs of chunks (weights.cuh).
 
 struct Matrix {
     const u8* data;
@@ -17,17 +26,18 @@ struct Item {
     __device__ __forceinline__ bool fixed() const { return tile == 0; }
 };
 
-// How a matrix alone is dealt: in each turn every block takes `each` strips, in the first `more` turns one
-// more. What is left, `rest` bands (NVFP4: strips), goes to the last turn: all blocks have as much, up to one.
-struct Shares {
+// How a matrix alone is dealt (linear_few.cu): in each turn every block takes `each` strips, in the first
+// `more` turns one more. What is left, `rest` bands (NVFP4: strips), goes to the last turn: all blocks have
+// as much, up to one.
+struct EvenSplit {
     u32 each, more, rest;
 };
 
-// Items of one block, in turn. Of a matrix alone its groups are the turns.
-struct Turn : Item {
+// Which item a block is at: its first, then `next`. Of a matrix alone an item is a turn.
+struct ItemCursor : Item {
     int tiles_on, groups_on, groups;
 
-    __device__ __forceinline__ Turn(int groups_of, bool has_fixed, bool alone = false)
+    __device__ __forceinline__ ItemCursor(int groups_of, bool has_fixed, bool alone = false)
         : groups(groups_of) {
         const int index = alone ? 0 : blockIdx.x, step = alone ? 1 : gridDim.x;
         tile = index / groups + (has_fixed ? 0 : 1);
@@ -50,15 +60,15 @@ struct Turn : Item {
 #define STREAMING(NAME, BLOCKS)                                                                   \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) NAME(                        \
         const u8* data, i64 stride, const u8* scale, i64 scale_stride, const float* factors,      \
-        const u8* dealt, i64 dealt_stride, const u8* dealt_scale, i64 dealt_scale_stride,         \
-        const float* dealt_factors, i64 n, i64 groups, i64 chunks, const u16* x, i64 x_stride,    \
-        void* out, i64 out_stride, i64 out_wide, const float* bias, i64 add, i64 rows, i64 from,  \
-        i64 to, const int4* tiles, const int* used, const int* gather, i64 each, i64 more,        \
-        i64 rest, i64 phase)
+        const u8* experts, i64 experts_stride, const u8* experts_scale,                           \
+        i64 experts_scale_stride, const float* experts_factors, i64 n, i64 groups, i64 chunks,    \
+        const u16* x, i64 x_stride, void* out, i64 out_stride, i64 out_wide, const float* bias,   \
+        i64 add, i64 rows, i64 from, i64 to, const int4* tiles, const int* used,                  \
+        const int* gather, i64 each, i64 more, i64 rest, i64 phase)
 
 #define STREAMED                                                                                  \
     Matrix{data, static_cast<u32>(stride), scale, static_cast<u32>(scale_stride), factors},       \
-        Matrix{dealt, static_cast<u32>(dealt_stride), dealt_scale,                                \
-               static_cast<u32>(dealt_scale_stride), dealt_factors},                              \
+        Matrix{experts, static_cast<u32>(experts_stride), experts_scale,                          \
+               static_cast<u32>(experts_scale_stride), experts_factors},                          \
         static_cast<int>(n), static_cast<int>(groups), x, static_cast<u32>(x_stride),             \
         static_cast<int>(rows), static_cast<u32>(from), static_cast<u32>(to)

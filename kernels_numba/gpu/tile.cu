@@ -33,7 +33,7 @@ struct Stage {
     uint4 data[BM * DATA_UNITS];
     uint4 input[BN * INPUT_UNITS];
 #if FORMAT != 1
-    struct __align__(SCALE_BYTES) Scales {
+    struct __align__(SCALE_BYTES) RowScales {
         u8 bytes[SCALE_BYTES];
     } scale[BM / SCALE_ROWS];
 #endif
@@ -106,7 +106,7 @@ struct Loader {
 };
 
 // A lane's part of one weight row for one step, as it lies in shared memory.
-struct Piece {
+struct StepFragment {
 #if FORMAT == 1
     uint4 unit;
 #elif FORMAT == 2
@@ -118,45 +118,45 @@ struct Piece {
 };
 
 template <int BN>
-__device__ __forceinline__ Piece piece_of(const Stage<BN>& stage, int row, int step, int t) {
-    Piece piece;
+__device__ __forceinline__ StepFragment fragment_of(const Stage<BN>& stage, int row, int step, int t) {
+    StepFragment fragment;
 #if FORMAT == 1
-    piece.unit = stage.data[data_place(row, input_unit(step, t))];
+    fragment.unit = stage.data[data_place(row, input_unit(step, t))];
 #elif FORMAT == 2
-    piece.codes = reinterpret_cast<const u32*>(&stage.data[data_place(row, t)])[step];
-    piece.scale = stage.scale[row].bytes[2 * t + step / 2];
+    fragment.codes = reinterpret_cast<const u32*>(&stage.data[data_place(row, t)])[step];
+    fragment.scale = stage.scale[row].bytes[2 * t + step / 2];
 #else
     const uint4* unit = &stage.data[data_place(row, 4 * (step / 2) + t)];
-    piece.codes = reinterpret_cast<const uint2*>(unit)[step % 2];
+    fragment.codes = reinterpret_cast<const uint2*>(unit)[step % 2];
 #endif
-    return piece;
+    return fragment;
 }
 
-__device__ __forceinline__ void words_of(const Piece& piece, u32 (&words)[4]) {
+__device__ __forceinline__ void words_of(const StepFragment& fragment, u32 (&words)[4]) {
 #if FORMAT == 1
-    words[0] = piece.unit.x;
-    words[1] = piece.unit.y;
-    words[2] = piece.unit.z;
-    words[3] = piece.unit.w;
+    words[0] = fragment.unit.x;
+    words[1] = fragment.unit.y;
+    words[2] = fragment.unit.z;
+    words[3] = fragment.unit.w;
 #elif FORMAT == 2
-    decode_word(piece.codes, scale_pair(piece.scale, 0), words);
+    decode_word(fragment.codes, scale_pair(fragment.scale, 0), words);
 #else
-    decode_codes(piece.codes.x, piece.codes.y, words);
+    decode_codes(fragment.codes.x, fragment.codes.y, words);
 #endif
 }
 
 // What a warp needs of one step: its weight rows and its rows of x.
 template <int BN, int MT, int NT>
 struct Operands {
-    Piece lows[MT], highs[MT];
+    StepFragment lows[MT], highs[MT];
     uint4 input[NT];
 
     __device__ __forceinline__ void load(
         const Stage<BN>& stage, int step, int row, int column, int t) {
 #pragma unroll
         for (int m = 0; m < MT; ++m) {
-            lows[m] = piece_of<BN>(stage, row + 16 * m, step, t);
-            highs[m] = piece_of<BN>(stage, row + 16 * m + 8, step, t);
+            lows[m] = fragment_of<BN>(stage, row + 16 * m, step, t);
+            highs[m] = fragment_of<BN>(stage, row + 16 * m + 8, step, t);
         }
 #pragma unroll
         for (int i = 0; i < NT; ++i) {
@@ -264,7 +264,7 @@ struct Ring {
 // A warp's part of the tile: its first weight row and row of x, and its sums of a run of K and of
 // all runs.
 template <int MT, int NT>
-struct Sums {
+struct TileSums {
     int row, column;
     float run[MT][NT][4], total[MT][NT][4];
 
@@ -314,7 +314,7 @@ struct Sums {
 // Walks all of K. A step's operands load while the step before multiplies, also across the barrier.
 template <int BN, bool GATED, int MT, int NT>
 __device__ __forceinline__ void multiply_tile(
-    Sums<MT, NT>& sums, Ring<BN, GATED>& ring, const Loader<BN, GATED>& loader, int chunks) {
+    TileSums<MT, NT>& sums, Ring<BN, GATED>& ring, const Loader<BN, GATED>& loader, int chunks) {
     const int row = sums.row + threadIdx.x % 32 / 4, column = sums.column + threadIdx.x % 32 / 4;
     const int t = threadIdx.x % 4;
 #if FORMAT == 3
@@ -374,7 +374,7 @@ __device__ __forceinline__ void tile_linear(
     loader.aim_weights(data, stride, scale, scale_stride, n0, n, base);
     loader.aim_input(x, x_stride, tile, gather);
     Ring<BN, GATED> ring{reinterpret_cast<Stage<BN>*>(memory), 0, 0, 0};
-    Sums<MT, NT> sums{warp % ACROSS * MT * 16, warp / ACROSS * NT * 8, {}, {}};
+    TileSums<MT, NT> sums{warp % ACROSS * MT * 16, warp / ACROSS * NT * 8, {}, {}};
     multiply_tile(sums, ring, loader, chunks);
     sums.template store<GATED>(output, tile, n0, n, base);
 }

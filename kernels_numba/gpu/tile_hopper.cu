@@ -20,7 +20,7 @@ constexpr int SLAB_BYTES = MOST * ROW;
 constexpr int STAGE_BYTES = WEIGHT_BYTES + SLABS * SLAB_BYTES;
 constexpr int NOTES = 8;
 constexpr int EXIT_BYTES = 32 * 20 * 4;  // of each warp's sums on their way out
-constexpr int MULTIPLIERS = 2 * GROUP;
+constexpr int MULTIPLIERS = 2 * WARPGROUP;
 constexpr int RELEASES = PAIR * MULTIPLIERS / 32;
 // Tiles of x that are swept together over all weights, so that they stay in the L2.
 constexpr int SWEEP = 16;
@@ -142,15 +142,15 @@ __device__ __forceinline__ void feed(const Work& work, Ring ring, u32 rank) {
     }
 }
 
-// Which row of a slab of eight a lane's fragment row g is: eight lanes then read from all banks.
-__device__ __forceinline__ int row_of(int g) { return FORMAT == 1 ? (g & 1) * 4 + (g >> 1) : g; }
+// Which of eight weight rows a lane's fragment row g is: spread so that eight lanes read from all banks.
+__device__ __forceinline__ int spread_row(int g) { return FORMAT == 1 ? (g & 1) * 4 + (g >> 1) : g; }
 
 __device__ __forceinline__ int unit_at(int row, int unit) {
     return row * CHUNK_BYTES + (FORMAT == 1 ? (unit ^ (row & 7)) << 4 : unit << 4);
 }
 
 // Scales that come with a lane's two rows, fetched a chunk ahead.
-struct Scales {
+struct FetchedScales {
     const u8 *low, *high;
     u32 now_low = 0, now_high = 0, next_low = 0, next_high = 0;
 
@@ -169,7 +169,7 @@ struct Words {
     u32 low[4], high[4];
 
     __device__ __forceinline__ void load(
-        u32 weights, const Scales& scales, int step, int row, int t) {
+        u32 weights, const FetchedScales& scales, int step, int row, int t) {
 #if FORMAT == 1
         read(low, weights + unit_at(row, input_unit(step, t)));
         read(high, weights + unit_at(row + 8, input_unit(step, t)));
@@ -198,23 +198,23 @@ template <int N>
 __device__ __forceinline__ void multiply(
     float (&acc)[N / 2], const Words& words, u32 input, int step, int going) {
     // Step s of a chunk: 32 values of slab s / 2, in two halves of sixteen.
-    const u64 at = matrix_at(input + step / 2 * SLAB_BYTES + step % 2 * 64);
+    const u64 at = descriptor_at(input + step / 2 * SLAB_BYTES + step % 2 * 64);
     const u32(&a)[4] = words.low;
     const u32(&b)[4] = words.high;
     hold(acc);
-    matrix_fence();
-    Matrix<N>::template multiply<0>(acc, a[0], b[0], a[1], b[1], at, going);
-    Matrix<N>::template multiply<0>(acc, a[2], b[2], a[3], b[3], at + 2, 1);
-    matrix_commit();
+    wgmma_fence();
+    Wgmma<N>::template multiply<0>(acc, a[0], b[0], a[1], b[1], at, going);
+    Wgmma<N>::template multiply<0>(acc, a[2], b[2], a[3], b[3], at + 2, 1);
+    wgmma_commit();
     hold(acc);
 }
 
 // total = weights * x for a tile of N rows of x. A step's words load while the one before multiplies.
 template <int N>
 __device__ __forceinline__ void multiply_tile(
-    float (&total)[N / 2], int chunks, Scales scales, Ring& ring) {
+    float (&total)[N / 2], int chunks, FetchedScales scales, Ring& ring) {
     const int lane = threadIdx.x % 32, t = lane % 4;
-    const int row = threadIdx.x / 32 * 16 + row_of(lane / 4);
+    const int row = threadIdx.x / 32 * 16 + spread_row(lane / 4);
     float acc[N / 2];
     Words words[2];
 #pragma unroll
@@ -233,7 +233,7 @@ __device__ __forceinline__ void multiply_tile(
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
                 multiply<N>(acc, words[step % 2], input, step, step == 0 ? going : 1);
-                matrix_wait<1>();
+                wgmma_wait<1>();
                 if (step == 0 && chunk > 0 && lane < PAIR) used.arrive_at(lane);
                 if (step + 1 < STEPS) {
                     words[(step + 1) % 2].load(weights, scales, step + 1, row, t);
@@ -245,7 +245,7 @@ __device__ __forceinline__ void multiply_tile(
             }
             used = empty;
         }
-        matrix_wait<0>();
+        wgmma_wait<0>();
         hold(acc);
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) total[i] += acc[i];
@@ -343,7 +343,7 @@ __device__ __forceinline__ void store_tile(
     int at) {
     constexpr int AT_ONCE = 32;
     using Way = Exit<GATED, WIDE, ADD>;
-    const int t = threadIdx.x % 4, row = row_of(threadIdx.x % 32 / 4);
+    const int t = threadIdx.x % 4, row = spread_row(threadIdx.x % 32 / 4);
     Way way(held, item, output, at, n);
     // What is added to comes two turns ahead.
     constexpr int TURN = AT_ONCE / Way::STEP;
@@ -401,7 +401,7 @@ __device__ __forceinline__ void store_any(
 
 template <int N, bool GATED>
 __device__ __forceinline__ void consume_tile(
-    const Work& work, u32 note, u32 rank, const Scales& scales, Ring& ring, const Output& output,
+    const Work& work, u32 note, u32 rank, const FetchedScales& scales, Ring& ring, const Output& output,
     float* held, int n) {
     float total[N / 2];
     multiply_tile<N>(total, work.chunks, scales, ring);
@@ -422,11 +422,11 @@ __device__ __forceinline__ void consume(
         const u32 note = ring.note(turn);
         ring.full().wait(ring.parity);
         const Item item(note);
-        Scales scales{nullptr, nullptr};
+        FetchedScales scales{nullptr, nullptr};
 #if FORMAT == 2
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const int n0 = (item.strip * PAIR + rank) * (GATED ? BM / 2 : BM);
-        const int at = n0 + warp * (GATED ? 8 : 16) + row_of(lane / 4);
+        const int at = n0 + warp * (GATED ? 8 : 16) + spread_row(lane / 4);
         const i64 base = static_cast<i64>(item.expert) * (GATED ? 2 * n : n);
         const i64 low = base + min(at, n - 1), high = GATED ? low + n : base + min(at + 8, n - 1);
         scales.low = scale + low * scale_stride + 2 * (lane % 4);
@@ -475,7 +475,7 @@ __device__ __forceinline__ void wide_linear(
 
 #define WIDE_LINEAR(NAME, GATED)                                                                  \
     extern "C" __global__ void __cluster_dims__(PAIR, 1, 1)                                       \
-        __launch_bounds__(MULTIPLIERS + GROUP, 1) NAME(                                           \
+        __launch_bounds__(MULTIPLIERS + WARPGROUP, 1) NAME(                                       \
             const void* weights, const u8* scale, i64 scale_stride, const float* factors, i64 n,  \
             i64 chunks, const u8* inputs, void* out, i64 out_stride, i64 out_wide,                \
             const float* bias, i64 add, const int4* tiles, i64 most, i64 size, i64 rows) {        \

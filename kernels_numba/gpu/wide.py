@@ -1,4 +1,4 @@
-"""Projections of many rows on Hopper's own matrix instructions (tile_hopper.cu)."""
+"""Projections of many rows of x on Hopper's own matrix instructions (tile_hopper.cu)."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class Wide:
         self._columns = max(self._columns, padded(columns))
 
     @staticmethod
-    def takes(matrix: CudaMatrix, rows: int, *, gated: bool) -> bool:
-        """Whether the kernel multiplies `matrix`, of `rows` rows or pairs of rows per expert."""
-        return matrix.form in WIDE_FORMS and rows % (8 if gated else 4) == 0
+    def takes(matrix: CudaMatrix, weight_rows: int, *, gated: bool) -> bool:
+        """Whether the kernel multiplies `matrix`, of `weight_rows` or as many pairs per expert."""
+        return matrix.form in WIDE_FORMS and weight_rows % (8 if gated else 4) == 0
 
     @staticmethod
     def gives(output: tuple[int, ...], *, gated: bool) -> bool:
@@ -78,9 +78,9 @@ class Wide:
         _, _, wide, _, add = output
         return not wide if gated else bool(wide) or not add
 
-    def tile_rows(self, count: int, rows: int) -> int:
-        """Rows of x per tile that keep all blocks busy longest, for `rows` weight rows."""
-        strips = -(-rows // (BLOCK_ROWS * PAIR))
+    def tile_rows(self, count: int, weight_rows: int) -> int:
+        """Rows of x per tile that keep all blocks busy longest, for so many weight rows."""
+        strips = -(-weight_rows // (BLOCK_ROWS * PAIR))
 
         def cost(size: int) -> int:
             tiles = -(-count // size)
@@ -119,14 +119,15 @@ class Wide:
         count: int,
         inputs: int,
         matrix: CudaMatrix,
-        rows: int,
+        weight_rows: int,
         output: tuple[int, ...],
         tiles: int,
         most: int,
     ) -> None:
         """`kind` plain or gated. `inputs` as `weave` returns it; `tiles` of experts, at most
-        `most`, or 0 for `count` rows of one matrix. `output`: target, bias, whether to add."""
-        every = rows * (2 if kind == "gated" else 1)
+        `most`, or 0 for `count` rows of x and one matrix. `output`: target, bias, whether to
+        add."""
+        every = weight_rows * (2 if kind == "gated" else 1)
         strips = -(-every // (BLOCK_ROWS * PAIR))
         size = SIZES[-1] if tiles else self.tile_rows(count, every)
         items = strips * (most if tiles else -(-count // size))
@@ -136,30 +137,30 @@ class Wide:
         stage += SIZES[-1] * chunk * 2
         self._kernels.launch(
             wide_unit(matrix.form), f"wide_{kind}", (PAIR * min(self._clusters, items),), THREADS,
-            (self._boxes(matrix, rows, gated=kind == "gated"), scale, scale_stride, factors, rows,
-             matrix.chunks, inputs, *output, tiles, most, size, count),
+            (self._boxes(matrix, weight_rows, gated=kind == "gated"), scale, scale_stride, factors,
+             weight_rows, matrix.chunks, inputs, *output, tiles, most, size, count),
             STAGES[matrix.form] * stage + EXIT_BYTES + 1024,
         )  # fmt: skip
 
-    def _boxes(self, matrix: CudaMatrix, rows: int, *, gated: bool) -> int:
+    def _boxes(self, matrix: CudaMatrix, weight_rows: int, *, gated: bool) -> int:
         """Device address of the map of a block's weight rows: gated ones alternate by eights."""
-        key = (matrix.weights[:2], matrix.data.shape, rows, gated)
+        key = (matrix.weights[:2], matrix.data.shape, weight_rows, gated)
         maps = self._weights.get(key)
         if maps is None:
-            maps = self._weights[key] = Maps([_weight_boxes(matrix, rows, gated=gated)])
+            maps = self._weights[key] = Maps([_weight_boxes(matrix, weight_rows, gated=gated)])
         return maps.pointer
 
 
-def _weight_boxes(matrix: CudaMatrix, rows: int, *, gated: bool) -> Boxes:
+def _weight_boxes(matrix: CudaMatrix, weight_rows: int, *, gated: bool) -> Boxes:
     pointer, stride = matrix.weights[:2]
     values = matrix.data.shape[1]
     wide = values // matrix.chunks
-    experts = matrix.rows // (2 * rows if gated else rows)
-    sizes, strides = (values, rows, 1, 1, experts), (stride, *[rows * stride] * 3)
+    experts = matrix.rows // (2 * weight_rows if gated else weight_rows)
+    sizes, strides = (values, weight_rows, 1, 1, experts), (stride, *[weight_rows * stride] * 3)
     box = (wide, BLOCK_ROWS, 1, 1, 1)
     if gated:
-        sizes = (values, 8, 2, rows // 8, experts)
-        strides = (stride, rows * stride, 8 * stride, 2 * rows * stride)
+        sizes = (values, 8, 2, weight_rows // 8, experts)
+        strides = (stride, weight_rows * stride, 8 * stride, 2 * weight_rows * stride)
         box = (wide, 8, 2, BLOCK_ROWS // 16, 1)
     exchanged = wide * matrix.data.itemsize == 2 * ROW_VALUES
     return Boxes(pointer, matrix.data.dtype, sizes, strides, box, exchanged=exchanged)

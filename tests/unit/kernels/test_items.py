@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_numba.gpu.dealing import Shares, deal, deal_short, groups_of, shares_of, strips_of
+from kernels_numba.gpu.dealing import (
+    EvenSplit,
+    deal,
+    deal_short,
+    even_split,
+    groups_of,
+    strips_of,
+)
 from kernels_numba.gpu.project import NARROW, _stage_bytes
 from kernels_numba.gpu.source import FORMS, LARGE, SMALL, Rings, rings_of
 from kernels_numba.weights import Form
@@ -36,9 +43,9 @@ def test_items_hold_no_more_than_a_block_takes_at_once(
     assert 1 <= min(sizes) <= max(sizes) <= most
 
 
-def dealt(turns: int, shares: Shares, each: int, blocks: int) -> list[list[range]]:
+def dealt(turns: int, split: EvenSplit, each: int, blocks: int) -> list[list[range]]:
     """Bands of each block's items, `each` a strip, as the kernel deals a matrix alone."""
-    own, longer, rest = shares
+    own, longer, rest = split
     items: list[list[range]] = [[] for _ in range(blocks)]
     for turn in range(turns):
         strips, before = own + (turn < longer), own * turn + min(turn, longer)
@@ -61,8 +68,8 @@ def dealt(turns: int, shares: Shares, each: int, blocks: int) -> list[list[range
 def test_a_matrix_alone_is_dealt_evenly_in_items_that_fit(
     bands: int, each: int, most: int, blocks: int
 ) -> None:
-    turns, shares = shares_of(bands, each, most, blocks)
-    items = dealt(turns, shares, each, blocks)
+    turns, split = even_split(bands, each, most, blocks)
+    items = dealt(turns, split, each, blocks)
     assert max(len(item) for block in items for item in block) <= each * most
     every = [band for block in items for item in block for band in item]
     assert sorted(every) == list(range(bands))
@@ -71,7 +78,7 @@ def test_a_matrix_alone_is_dealt_evenly_in_items_that_fit(
 
 
 @pytest.mark.parametrize(
-    ("bands", "each", "most", "turns", "shares"),
+    ("bands", "each", "most", "turns", "split"),
     [
         # 17408 rows: four strips a block and 64 bands; 5120: one and 112 bands, gated two and 112.
         (2176, 2, 3, 2, (2, 0, 64)),
@@ -83,10 +90,10 @@ def test_a_matrix_alone_is_dealt_evenly_in_items_that_fit(
         (6 * BLOCKS + 1, 2, 3, 2, (1, 1, 1)),
     ],
 )
-def test_shares_take_as_few_turns_as_they_can(
-    bands: int, each: int, most: int, turns: int, shares: Shares
+def test_a_split_takes_as_few_turns_as_they_can(
+    bands: int, each: int, most: int, turns: int, split: tuple[int, int, int]
 ) -> None:
-    assert shares_of(bands, each, most, BLOCKS) == (turns, shares)
+    assert even_split(bands, each, most, BLOCKS) == (turns, split)
 
 
 @pytest.mark.parametrize("tiles", [2, 9, 17, 60])
@@ -119,14 +126,14 @@ def test_an_item_is_a_block_s_share_where_it_fits() -> None:
 
 def test_few_rows_of_a_large_matrix_have_a_kernel_of_their_own() -> None:
     large = deal("linear", Form.NVFP4, 0, 5120, 1, 8, 132)
-    assert (large.name, large.blocks, large.shares) == ("linear_few_2", 264, (1, 0, 56))
+    assert (large.name, large.blocks, large.split) == ("linear_few_2", 264, (1, 0, 56))
     # FP8: a block a processor, where two would have less than two strips each.
     large = deal("linear", Form.FP8_BLOCK, 128, 5120, 1, 8, 132)
-    assert (large.name, large.blocks, large.shares) == ("linear_few_3", 132, (2, 0, 112))
+    assert (large.name, large.blocks, large.split) == ("linear_few_3", 132, (2, 0, 112))
     larger = deal("linear", Form.FP8_BLOCK, 128, 17408, 1, 8, 132)
-    assert (larger.name, larger.blocks, larger.shares) == ("linear_few_3", 264, (2, 0, 64))
+    assert (larger.name, larger.blocks, larger.split) == ("linear_few_3", 264, (2, 0, 64))
     large = deal("linear", Form.BF16, 0, 5120, 1, 8, 132)
-    assert (large.name, large.blocks, large.shares) == ("linear_few_2", 264, (1, 0, 112))
+    assert (large.name, large.blocks, large.split) == ("linear_few_2", 264, (1, 0, 112))
     # The same with more rows of x, and fewer weights.
     assert deal("linear", Form.FP8_BLOCK, 128, 5120, 1, 16, 132).name == "linear_16_1"
     small = deal("linear", Form.BF16, 0, 1536, 1, 8, 132)
@@ -147,12 +154,12 @@ def test_blocks_find_their_shared_memory(
         for tiles in (1, 9, 60) if rows <= 5120 else (1,):
             for size in (8, 16, 32, 64):
                 made = deal(kind, form, group, rows, tiles, size, 48, rings)
-                assert made.shared <= room
+                assert made.shared_bytes <= room
                 if "few" in made.name:
-                    assert rings.blocks * ((1 << 10) + made.shared) <= (1 << 10) + room
+                    assert rings.blocks * ((1 << 10) + made.shared_bytes) <= (1 << 10) + room
     for count in range(1, 9):
         short = deal_short(form, 160, 80, count, 48, room)
-        assert short is None or short.shared <= room
+        assert short is None or short.shared_bytes <= room
     matrix = SimpleNamespace(form=form, group=group)
     assert rings.stages * _stage_bytes(matrix, NARROW) <= room
 
@@ -167,7 +174,7 @@ def test_a_matrix_of_few_weights_has_a_kernel_of_its_own() -> None:
     for count, shared in ((1, 94_272), (8, 166_400)):
         made = deal_short(Form.BF16, 160, 80, count, 132, H200)
         assert made is not None
-        assert (made.name, made.blocks, made.shared) == ("linear_short", 20, shared)
+        assert (made.name, made.blocks, made.shared_bytes) == ("linear_short", 20, shared)
     # One row more than the processors have bands; more of x; longer rows; other weights.
     assert deal_short(Form.BF16, 8 * 132, 80, 8, 132, H200) is not None
     assert deal_short(Form.BF16, 8 * 132 + 1, 80, 8, 132, H200) is None
