@@ -7,16 +7,18 @@
 #include "attention.cuh"
 #include "hopper.cuh"
 
-constexpr int PLACES = 192;
-constexpr int WARPGROUPS = PLACES / 64;
+constexpr int PLACES = 192;  // (row, head) of a tile
+constexpr int WARPGROUPS = PLACES / 64;  // of which an instruction of a warpgroup takes 64
 constexpr int ATTENDERS = WARPGROUPS * WARPGROUP;
 constexpr int HALVES = HEAD_DIM / 64;
 constexpr int ROW = 128;  // bytes of a row in shared memory: 64 values of a head
 constexpr int QUERY_PART = PLACES * ROW;
 constexpr int SPAN_PART = SPAN * ROW;
 constexpr int SPAN_BYTES = HALVES * SPAN_PART;
-constexpr int STAGES = 2;
+constexpr int STAGES = 2;  // of keys, and as many of values: with the queries 177 KiB at most
 constexpr int QUERY_BYTES = HALVES * QUERY_PART;
+// 384 threads with 160 registers and 128 with 32 are 65,536: all that a processor has.
+constexpr int ATTENDER_REGISTERS = 160, FEEDER_REGISTERS = 32;
 constexpr int MEMORY = QUERY_BYTES + 2 * STAGES * SPAN_BYTES;
 
 struct Shape {
@@ -255,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(ATTENDERS + WARPGROUP, 1) attend_wi
     double scale, i64 block_tokens, u16* out, i64 out_stride) {
     extern __shared__ u8 memory[];
     __shared__ u64 barriers[2 + 4 * STAGES];
-    const u32 start = (shared_address(memory) + 1023) / 1024 * 1024;
+    const u32 start = whole_atoms(shared_address(memory));
     const u32 open = shared_address(barriers);
     const Barrier asked{open}, answered{open + 8};
     const Ring key_ring{start + QUERY_BYTES, open + 16};
@@ -274,13 +276,13 @@ extern "C" __global__ void __launch_bounds__(ATTENDERS + WARPGROUP, 1) attend_wi
                       static_cast<int>(group), static_cast<int>(held), static_cast<int>(width),
                       static_cast<int>(block_tokens)};
     if (threadIdx.x >= ATTENDERS) {
-        give_registers<32>();
+        give_registers<FEEDER_REGISTERS>();
         if (threadIdx.x < ATTENDERS + 32) {
             feed(shape, queries, keys, values, tables, start, asked, answered, key_ring, value_ring);
         }
     } else {
-        take_registers<160>();
-        const float factor = static_cast<float>(scale * 1.4426950408889634);
+        take_registers<ATTENDER_REGISTERS>();
+        const float factor = score_factor(scale);
         attend(shape, positions, factor, start, asked, answered, key_ring, value_ring, out, out_stride);
     }
 }

@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_shared(
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const i64 parts = (group + TILE_HEADS - 1) / TILE_HEADS;
     const i64 head = blockIdx.y / parts, part = blockIdx.y % parts;
-    const float factor = static_cast<float>(scale * 1.4426950408889634);
+    const float factor = score_factor(scale);
     const i64 row0 = static_cast<i64>(blockIdx.x) * WARPS;
     const i64 held = min(static_cast<i64>(WARPS), rows - row0);
     const i64 row = row0 + warp;

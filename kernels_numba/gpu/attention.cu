@@ -7,7 +7,7 @@
 #include "span.cuh"
 #include "rotary.cuh"
 
-constexpr int WARPS = 4;
+constexpr int WARPS = 4;  // each scores a quarter of a span's keys
 constexpr int THREADS = 32 * WARPS;
 constexpr int BLOCK_HEADS = WARPS * WARP_HEADS;
 
@@ -81,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) rotary_cache_write(
 constexpr int PARTIAL = TILE_HEADS * (HEAD_DIM + 2);
 
 // What a block works on: a span of one row, for sixteen heads or fewer of one head of keys. Block 0 has
-// the row's last span, the next the one before, and so on; where spans are more than gridDim.x, blocks go
-// on with those as far back again.
+// the row's last span, the next the one before, and so on; where spans are more than gridDim.x, blocks
+// go on with those as far back again.
 struct Piece {
     int row, last, slot, first, head, part, held, heads;
 
@@ -116,6 +116,10 @@ struct Piece {
     }
 };
 
+// Values between two heads of queries in shared memory: eight more than a head has, so that lanes which
+// read one word of each meet no bank twice.
+constexpr int QUERY_PITCH = HEAD_DIM + 8;
+
 // Shared memory of a block beside its span. Queries are in registers before weights are written.
 struct Room {
     u32 rows[SPAN];
@@ -123,7 +127,7 @@ struct Room {
     float2 sums[WARPS][32];
     union {
         u32 weights[SPAN / 16][4][32];
-        u16 queries[TILE_HEADS][HEAD_DIM + 8];
+        u16 queries[TILE_HEADS][QUERY_PITCH];
     };
     Rotation rotation;
 };
@@ -159,7 +163,8 @@ struct Alone {
 };
 
 // The span that follows in a block, whole and in the cache, if there is one. Its keys are asked for when
-// this one's have been read, and its values likewise. A group of copies is counted even where it is empty.
+// this one's have been read, and its values likewise. A group of copies is counted even where it is
+// empty.
 struct Following {
     const SpanMemory& span;
     const Pool& pool;
@@ -288,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(
               static_cast<int>(dim), static_cast<int>(dim), threadIdx.x % 32);
     copy_wait<0>();
     __syncthreads();
-    const float factor = static_cast<float>(scale * 1.4426950408889634);
+    const float factor = score_factor(scale);
     attend_span(mine, span, room, piece, factor, piece.partial(partials, spans), Alone{});
 }
 
@@ -338,7 +343,8 @@ __device__ __forceinline__ void take_row(
 constexpr int NEW_BLOCKS = HEAD_DIM <= 128 ? 4 : 1;
 
 // As rotary_cache_write and attend_split, where every row has a slot of its own. The grid has as many
-// spans as find room at once, or fewer: blocks take more in turn, one's loads under the other's products.
+// spans as find room at once, or fewer: blocks take more in turn, one's loads under the other's
+// products.
 extern "C" __global__ void __launch_bounds__(THREADS, NEW_BLOCKS) attend_new(
     const void* qkv, i64 qkv_stride, i64 qkv_wide, const int* positions, const int* slots,
     const int* tables, i64 width, i64 row0, i64 group, i64 kv_heads, i64 dim, double scale,
@@ -368,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, NEW_BLOCKS) attend_new(
     span.clear<THREADS>(span.keys, piece.held);
     span.clear<THREADS>(span.values, piece.held);
     const RowHeads heads(from, piece, static_cast<int>(group));
-    const float factor = static_cast<float>(scale * 1.4426950408889634);
+    const float factor = score_factor(scale);
     // No first pass: blocks find room just before what they wait for ends, and it would hold them up.
     wait_for_previous();
     take_row(from, piece, heads, span, room, Cache{keys, values});
@@ -377,7 +383,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, NEW_BLOCKS) attend_new(
     copy_wait<1>();
     __syncthreads();
     Queries mine;
-    mine.load(room.queries[0], piece.heads, from.dim, HEAD_DIM + 8, threadIdx.x % 32);
+    mine.load(room.queries[0], piece.heads, from.dim, QUERY_PITCH, threadIdx.x % 32);
 #pragma unroll 1
     for (;; piece.first = piece.following()) {
         const Following next(span, pool, piece);
@@ -408,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(32) attend_merge(
     const int of_group = static_cast<int>(group), head = blockIdx.x, inner = head % of_group;
     const int blocks = (of_group + TILE_HEADS - 1) / TILE_HEADS;
     const i64 row = row0 + blockIdx.y, tile = head / of_group * blocks + inner / TILE_HEADS;
-    const float factor = static_cast<float>(scale * 1.4426950408889634);
+    const float factor = score_factor(scale);
     const int held = told_early(positions + row) / SPAN + 1;
     const float* from = partials + (blockIdx.y * kv_heads * blocks + tile) * spans * PARTIAL;
     const float* values = from + inner % TILE_HEADS * HEAD_DIM + column;

@@ -5,15 +5,20 @@
 
 constexpr int SPAN = 128;
 
+// What scores are multiplied by: their scale, and log2 e, since weights are powers of two.
+__device__ __forceinline__ float score_factor(double scale) {
+    return static_cast<float>(scale * 1.4426950408889634);
+}
+
 // The largest of a value over the four lanes that share heads.
 __device__ __forceinline__ float quad_max(float value) {
-    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
-    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+    value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, 1));
+    return fmaxf(value, __shfl_xor_sync(ALL_LANES, value, 2));
 }
 
 __device__ __forceinline__ float quad_sum(float value) {
-    value += __shfl_xor_sync(0xffffffffu, value, 1);
-    return value + __shfl_xor_sync(0xffffffffu, value, 2);
+    value += __shfl_xor_sync(ALL_LANES, value, 1);
+    return value + __shfl_xor_sync(ALL_LANES, value, 2);
 }
 
 // What is taken from scaled scores below a maximum; any number where there is no key at all.

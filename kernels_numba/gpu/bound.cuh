@@ -18,8 +18,8 @@ __device__ __forceinline__ float value_of(u32 rank) {
 // The ranks of a row's group tops, as the SCAN_THREADS threads of a block hold them: what one thread
 // has no register for is read again each time.
 struct Tops {
-    static constexpr int HELD = 6;
-    static constexpr u32 NONE = 0xffffffffu;
+    static constexpr int HELD = 6;  // of 196,608 ids in groups of 64; pick.cu's TOPS hold as many
+    static constexpr u32 NONE = 0xffffffffu;  // behind all ranks
     const float* tops;
     i64 groups;
     u32 held[HELD];
@@ -54,10 +54,10 @@ __device__ __forceinline__ u32 least_rank(const Tops& tops) {
     __shared__ u32 warps[SCAN_THREADS / 32];
     u32 least = Tops::NONE;
     tops.each([&](u32 rank) { least = min(least, rank); });
-    least = __reduce_min_sync(0xffffffffu, least);
+    least = __reduce_min_sync(ALL_LANES, least);
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = least;
     __syncthreads();
-    return __reduce_min_sync(0xffffffffu, warps[threadIdx.x % (SCAN_THREADS / 32)]);
+    return __reduce_min_sync(ALL_LANES, warps[threadIdx.x % (SCAN_THREADS / 32)]);
 }
 
 constexpr int DIGITS = 256;
@@ -76,10 +76,10 @@ struct Digit {
         u32 up_to = sum;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
-            const u32 less = __shfl_up_sync(0xffffffffu, up_to, step);
+            const u32 less = __shfl_up_sync(ALL_LANES, up_to, step);
             if (lane >= step) up_to += less;
         }
-        const u32 holds = __ballot_sync(0xffffffffu, up_to >= wanted);
+        const u32 holds = __ballot_sync(ALL_LANES, up_to >= wanted);
         u32 place = EACH * lane, start = up_to - sum, end = start;
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
@@ -90,9 +90,9 @@ struct Digit {
             }
         }
         const int first = holds == 0 ? 0 : __ffs(static_cast<int>(holds)) - 1;
-        digit = __shfl_sync(0xffffffffu, place, first);
-        before = __shfl_sync(0xffffffffu, start, first);
-        through = __shfl_sync(0xffffffffu, end, first);
+        digit = __shfl_sync(ALL_LANES, place, first);
+        before = __shfl_sync(ALL_LANES, start, first);
+        through = __shfl_sync(ALL_LANES, end, first);
         if (holds == 0) digit = DIGITS;
     }
 };
@@ -103,12 +103,13 @@ struct Digit {
 // The first digits are steps of a 64th of a power of two from the best top down, which mostly tell
 // enough; what lies further below takes the last of them, and is told apart from its top byte on.
 __device__ __forceinline__ u32 bounding_rank(const Tops& tops, u32 least, u32 wanted) {
-    constexpr int PASSES = 5, FIRST_SHIFT = 17;
+    // A float32 has 23 bits of mantissa: steps of a 64th are 2^(23 - 6). Then a byte each.
+    constexpr int PASSES = 5, FIRST_SHIFT = 23 - 6;
     constexpr u32 ABSENT = 0xff800000u;  // The rank of -inf.
     __shared__ __align__(16) u32 counts[PASSES * DIGITS];
     for (int i = threadIdx.x; i < PASSES * DIGITS; i += SCAN_THREADS) counts[i] = 0;
     __syncthreads();
-    const u32 enough = wanted + wanted / 4 + 16;
+    const u32 enough = wanted + wanted / 4 + 16;  // not many more
     u32 base = least, before = 0;
     int shift = FIRST_SHIFT;
 #pragma unroll 1
@@ -125,7 +126,7 @@ __device__ __forceinline__ u32 bounding_rank(const Tops& tops, u32 least, u32 wa
         base += found.digit << shift;
         if (pass == 0 && found.digit == DIGITS - 1) {
             before += found.before;
-            shift = 24;
+            shift = 32 - 8;
             continue;
         }
         const u64 last = base + (1ull << shift) - 1;

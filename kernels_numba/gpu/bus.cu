@@ -14,7 +14,7 @@
 
 constexpr int THREADS = 1024;
 constexpr int ITEMS = 8;  // 8-byte words a thread: messages of up to 64 KiB
-constexpr u64 FACTOR = 0x9E3779B97F4A7C15ull;
+constexpr u64 FACTOR = 0x9E3779B97F4A7C15ull;  // 2^64 over the golden ratio, odd; in cpu/bus.py too
 constexpr int CHANNEL_WORDS = 16, CELL_WORDS = 8;
 
 enum { SEND, SEND_CELLS, CREDITS, RECEIVE, RECEIVE_CELLS, STAGED, STRIDE, SLOTS, SLOT_BYTES, READY,

@@ -11,11 +11,12 @@
 #include "common.cuh"
 #include "waiting.cuh"
 
-constexpr int MOST_RANKS = 8;
+constexpr int MOST_RANKS = 8;  // GPUs of a host
 constexpr int THREADS = 256;
+// Blocks wait for other ranks' blocks: all of them must find room at once, on every GPU.
 constexpr int BLOCKS = 64;
 constexpr int LARGE_BLOCKS = 128;
-constexpr u64 NOBODY_S = 1ull << 63;
+constexpr u64 NOBODY_S = 1ull << 63;  // a bit that no number has
 
 typedef unsigned __int128 u128;
 
@@ -347,6 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) merge_candidates(
     }
     const double none = static_cast<double>(NEGATIVE_INFINITY);
     double merged = top == none ? none : top + log(sum);
+    // Whatever a NaN of another rank was, this one is the usual.
     if (undefined) merged = __longlong_as_double(0x7ff8000000000000LL);
     reinterpret_cast<double*>(results)[r] = merged;
     reinterpret_cast<int*>(results + held_at)[r] = static_cast<int>(total < wanted ? total : wanted);

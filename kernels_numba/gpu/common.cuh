@@ -8,7 +8,17 @@ typedef long long i64;
 
 #define NEGATIVE_INFINITY __int_as_float(0xff800000)
 
+constexpr u32 ALL_LANES = 0xffffffffu;  // of a warp
+
+// What is added to the exponent in the bits of a float32, an e4m3 and an e2m1.
+constexpr u32 FLOAT_BIAS = 127, E4M3_BIAS = 7, E2M1_BIAS = 1;
+
 __device__ __forceinline__ float bf16_float(u32 bits) { return __uint_as_float(bits << 16); }
+
+// The high one of two bf16 in a word.
+__device__ __forceinline__ float high_bf16_float(u32 bits) {
+    return __uint_as_float(bits & 0xffff0000u);
+}
 
 __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     u32 packed;
@@ -29,6 +39,7 @@ __device__ __forceinline__ void store_value(void* row, i64 i, i64 wide, float va
     }
 }
 
+// Row `row` of rows `stride` values apart, which are float32 where `wide`, else bf16.
 __device__ __forceinline__ const u8* row_at(const void* base, i64 row, i64 stride, i64 wide) {
     return static_cast<const u8*>(base) + row * stride * (wide ? 4 : 2);
 }
@@ -48,30 +59,31 @@ __device__ __forceinline__ void mma(
 }
 
 // CuPy compiles with -ftz=true: a float32 subnormal reads as zero, so codes are not decoded by way
-// of one.
+// of one: those without an exponent are whole numbers of 2^-9 (e4m3) and of 0.5 (e2m1).
 __device__ __forceinline__ float e4m3_float(u32 code) {
     const u32 exponent = code >> 3 & 15u, mantissa = code & 7u;
     const float magnitude = exponent == 0
         ? static_cast<float>(mantissa) * 0x1p-9f
-        : __uint_as_float((exponent + 120u) << 23 | mantissa << 20);
+        : __uint_as_float((exponent + FLOAT_BIAS - E4M3_BIAS) << 23 | mantissa << 20);
     return code & 128u ? -magnitude : magnitude;
 }
 
 __device__ __forceinline__ float e2m1_float(u32 code) {
     const u32 exponent = code >> 1 & 3u, mantissa = code & 1u;
-    const float magnitude = exponent == 0 ? 0.5f * static_cast<float>(mantissa)
-                                          : __uint_as_float((exponent + 126u) << 23 | mantissa << 22);
+    const float magnitude = exponent == 0
+        ? 0.5f * static_cast<float>(mantissa)
+        : __uint_as_float((exponent + FLOAT_BIAS - E2M1_BIAS) << 23 | mantissa << 22);
     return code & 8u ? -magnitude : magnitude;
 }
 
 __device__ __forceinline__ float warp_sum(float value) {
     for (int step = 16; step >= 1; step /= 2) {
-        value += __shfl_xor_sync(0xffffffffu, value, step);
+        value += __shfl_xor_sync(ALL_LANES, value, step);
     }
     return value;
 }
 
-// `base` + `row` * `stride`, in one instruction.
+// Row `row` of rows `stride` bytes apart, in one instruction.
 __device__ __forceinline__ const u8* row_address(const u8* base, u32 row, u32 stride) {
     u64 address;
     asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(row), "r"(stride), "l"(base));
@@ -127,7 +139,9 @@ __device__ __forceinline__ void wait_for_previous() {
 // there, and without a trace of it. The streams of weights between two launches leave nothing of a
 // kernel's code in the caches, and reading it then would take longer than what it does. What is read
 // both times must not go through a cache that could keep the first answer (__ldcg).
-__device__ __forceinline__ int first_pass(u32 rows) { return rows <= 64 ? 0 : 1; }
+constexpr u32 FEW_ROWS = 64;  // as many as the streaming kernels take (project.py)
+
+__device__ __forceinline__ int first_pass(u32 rows) { return rows <= FEW_ROWS ? 0 : 1; }
 
 // Whether this pass counts; if so, everything launched before has ended.
 __device__ __forceinline__ bool counts_now(int pass) {

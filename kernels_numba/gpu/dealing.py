@@ -30,7 +30,7 @@ SIZE = 8
 BAND = 8
 """Weight rows of half a matrix instruction. A strip, what it takes, has two bands, or one of gate
 rows and its one of up rows."""
-STRIP_SUMS = 2 * BAND * SIZE * 4
+STRIP_SUM_BYTES = 2 * BAND * SIZE * 4
 """Bytes of one warp's float32 sums of a strip with SIZE rows of x."""
 SHORT_APART = 64
 """Bytes between two of linear_short.cu's rows of x: its APART units of 16."""
@@ -93,7 +93,7 @@ def deal_short(
     if form is not Form.BF16 or count > SIZE or bands > processors:
         return None
     # A band has half of a strip's sums.
-    needed = BAND * line + count * (line + SHORT_APART) + STRIP_SUMS * WARPS // 2
+    needed = BAND * line + count * (line + SHORT_APART) + STRIP_SUM_BYTES * WARPS // 2
     return Deal(SHORT, "linear_short", 1, bands, needed) if needed <= room else None
 
 
@@ -130,7 +130,7 @@ def deal(
         groups = -(-every // strips)
         made = Cut(strips, groups, min(groups * tiles, blocks))
         unit, name = linear_unit(form, group, rings), f"{kind}_{size}_{strips}"
-    needed = ring + STRIP_SUMS * WARPS * made.strips * size // SIZE
+    needed = ring + STRIP_SUM_BYTES * WARPS * made.strips * size // SIZE
     return Deal(unit, name, made.groups, made.blocks, needed, made.split, made.phase)
 
 

@@ -46,6 +46,7 @@ struct Draw {
 };
 
 constexpr int MOST_CANDIDATES = 256;
+// Digits of 32 bits: from 2^-1074 up, as many weights of 1 as there are candidates end in the 34th.
 constexpr int LIMBS = 36;
 
 struct DrawScratch {
@@ -57,6 +58,7 @@ struct DrawScratch {
     int answer;
 };
 
+// Below the first e^x rounds to zero, above the other it is infinite; both as in dgpp.sample.exact.
 constexpr double EXP_MIN = -745.2, EXP_MAX = 709.78;
 constexpr double LOG2_E = 0x1.71547652b82fep+0;
 constexpr double LN2_HIGH = 0x1.62e42feep-1, LN2_LOW = 0x1.a39ef35793c76p-33;
@@ -65,7 +67,8 @@ __device__ __forceinline__ double power_of_two(int k) {
     return bits_double(static_cast<u64>(k + 1023) << 52);
 }
 
-// p * 2^k, rounded once.
+// p * 2^k, rounded once: where 2^k is no double, or the product may be subnormal, by way of one that
+// is exact.
 __device__ __forceinline__ double scale_by(double p, int k) {
     if (k > 1023) return multiply(multiply(p, 2.0), power_of_two(k - 1));
     if (k >= -1021) return multiply(p, power_of_two(k));

@@ -16,14 +16,14 @@ from kernels_numba.gpu.memory import CudaMatrix, CudaTensor
 from kernels_numba.gpu.project import FEW, Fixed, Grouping, Project, Shape
 from kernels_numba.gpu.source import MOE
 
-GROUP_SHARE = 512
+BLOCK_PAIRS = 512
 """Pairs that a block of the grouping kernels takes, one a thread."""
 LANES = 32
 HELD = (5, 8, 32)
 """Experts of a lane that the routing kernels are made for."""
 KNOWN_BYTES = 8
 """What they know of an expert of a row: key and score."""
-ROUTED = GROUP_SHARE // LANES
+ROUTED = BLOCK_PAIRS // LANES
 """Rows of a block of theirs, a warp each; so few are sorted by expert at once."""
 THREADS = 256
 MOST_EXPERTS = LANES * HELD[-1]
@@ -60,7 +60,7 @@ class RouteHandle:
         self.source, self.place = (int(row.data.ptr) for row in self.places)
         self.tiles_at = int(self.tiles.data.ptr)
         self.sorted = (self.source, self.place, self.tiles_at)
-        blocks = -(-capacity * top // GROUP_SHARE)
+        blocks = -(-capacity * top // BLOCK_PAIRS)
         self.counts = cupy.zeros((blocks, MOST_EXPERTS), cupy.int32)
         self.counts_at = int(self.counts.data.ptr)
         self.grouped: tuple[int, int, tuple[int, ...]] | None = None
@@ -96,7 +96,7 @@ class Mixture:
             sizes = (STREAMED.size,) * 4
             most = _most_tiles(count * routing.top, routing.experts, sizes)
             self._kernels.launch(
-                MOE, f"route_and_group_{held}", (1,), GROUP_SHARE,
+                MOE, f"route_and_group_{held}", (1,), BLOCK_PAIRS,
                 (*scores, count, *choice, *handle.pointers, most, *handle.sorted),
                 KNOWN_BYTES * count * routing.experts,
                 early=True,
@@ -104,7 +104,7 @@ class Mixture:
             handle.grouped = (count, routing.experts, sizes)
             return
         self._kernels.launch(
-            MOE, f"route_sigmoid_{held}", (-(-count // ROUTED),), GROUP_SHARE,
+            MOE, f"route_sigmoid_{held}", (-(-count // ROUTED),), BLOCK_PAIRS,
             (*scores, count, *choice, *handle.pointers),
             KNOWN_BYTES * ROUTED * routing.experts,
             early=True,
@@ -133,15 +133,15 @@ class Mixture:
     def _sort(
         self, pairs: int, number: int, sizes: tuple[int, ...], most: int, handle: RouteHandle
     ) -> None:
-        blocks = -(-pairs // GROUP_SHARE)
+        blocks = -(-pairs // BLOCK_PAIRS)
         if blocks > 1:
             self._kernels.launch(
-                MOE, "count_by_expert", (blocks,), GROUP_SHARE,
+                MOE, "count_by_expert", (blocks,), BLOCK_PAIRS,
                 (handle.pointers[0], pairs, number, handle.counts_at),
                 early=True,
             )  # fmt: skip
         self._kernels.launch(
-            MOE, "group_by_expert", (blocks,), GROUP_SHARE,
+            MOE, "group_by_expert", (blocks,), BLOCK_PAIRS,
             (handle.pointers[0], pairs, handle.top, number, packed(sizes), most,
              handle.counts_at, *handle.sorted),
             early=True,

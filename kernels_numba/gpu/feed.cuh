@@ -28,8 +28,8 @@ struct Slot {
 template <bool GATED>
 constexpr int STRIP = GATED ? BAND : 2 * BAND;
 
-// Half a strip has code of its own for FP8, which waits for arithmetic as for bytes; bf16 waits for bytes
-// alone. NVFP4 gains nothing by it, and what is left of a matrix is dealt in whole strips.
+// Half a strip has code of its own for FP8, which waits for arithmetic as for bytes; bf16 waits for
+// bytes alone. NVFP4 gains nothing by it, and what is left of a matrix is dealt in whole strips.
 constexpr bool HALVES = FORMAT == 3;
 constexpr bool WHOLE_STRIPS = FORMAT == 2;
 
@@ -152,8 +152,8 @@ struct Lines {
 };
 
 // Scales that go along with weights: FP8's. A band has the same for all its rows, and each of a warp's
-// first lanes copies one band's. There is a place more than chunks on their way: all strips of a chunk read
-// theirs while the first of another has been asked for.
+// first lanes copies one band's. There is a place more than chunks on their way: all strips of a chunk
+// read theirs while the first of another has been asked for.
 #if FORMAT == 3
 template <int STRIPS, bool GATED>
 struct ScaleRing {
@@ -210,8 +210,8 @@ struct ScaleRing {
 };
 #endif
 
-// A warp's weights on their way: an item's strips of a chunk are asked for when those that stood in their places,
-// DEPTH chunks before, have been read.
+// A warp's weights on their way: an item's strips of a chunk are asked for when those that stood in
+// their places, DEPTH chunks before, have been read.
 template <int STRIPS, bool GATED>
 struct StripStream {
     static constexpr int DEPTH = RING / WARPS / (STRIPS * static_cast<int>(sizeof(Slot)));
@@ -249,8 +249,8 @@ struct StripStream {
         scales.aim(work, cursor, known, begin);
     }
 
-    // Asks for a strip's chunk, with the first one for the scales of all that go along. It is one group of
-    // copies even where there is nothing to ask for: waits count them.
+    // Asks for a strip's chunk, with the first one for the scales of all that go along. It is one group
+    // of copies even where there is nothing to ask for: waits count them.
     __device__ __forceinline__ void copy(int strip) {
         if (strip == 0) scales.copy();
 #pragma unroll
@@ -276,8 +276,8 @@ struct StripStream {
     }
 };
 
-// Scales that each lane asks for itself, one chunk ahead: NVFP4's. They stay in registers: so small copies
-// to shared memory take as long as large ones.
+// Scales that each lane asks for itself, one chunk ahead: NVFP4's. They stay in registers: so small
+// copies to shared memory take as long as large ones.
 #if FORMAT == 2
 template <int STRIPS, bool GATED>
 struct ScaleRegisters {

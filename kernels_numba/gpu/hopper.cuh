@@ -81,13 +81,15 @@ __device__ __forceinline__ void load_box(
 // The same to both blocks of a pair, at the same places.
 __device__ __forceinline__ void load_box_to_pair(
     u32 to, const void* map, Barrier full, int c0, int c1) {
+    constexpr u16 BOTH = 3;  // a bit for each block of the cluster
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
         ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to), "l"(map), "r"(full.at),
-        "r"(c0), "r"(c1), "h"(static_cast<u16>(3))
+        "r"(c0), "r"(c1), "h"(BOTH)
         : "memory");
 }
 
+// A processor has 65,536 registers. A warpgroup gives some of its threads' back, and others take them.
 template <int REGISTERS>
 __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -98,11 +100,18 @@ __device__ __forceinline__ void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// Rows of 128 bytes in shared memory, their 16-byte units exchanged as the copy engine does.
+// How an instruction finds rows of 128 bytes in shared memory, their 16-byte units exchanged as the copy
+// engine does: in bits 62 and 63 that exchange, from bit 32 on the distance of eight rows and below it
+// the address, both in units of 16 bytes. Eight such rows begin at whole ATOMs.
+constexpr u32 ATOM = 8 * 128;
+
 __device__ __forceinline__ u64 descriptor_at(u32 address) {
-    constexpr u64 RULE = 1ull << 62 | static_cast<u64>(1024 >> 4) << 32;
-    return RULE | (address & 0x3ffffu) >> 4;
+    constexpr u64 EXCHANGED = 1ull << 62, EIGHT_ROWS = static_cast<u64>(ATOM >> 4) << 32;
+    constexpr u32 ADDRESS_BITS = (1u << 18) - 1;
+    return EXCHANGED | EIGHT_ROWS | (address & ADDRESS_BITS) >> 4;
 }
+
+__device__ __forceinline__ u32 whole_atoms(u32 address) { return (address + ATOM - 1) / ATOM * ATOM; }
 
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

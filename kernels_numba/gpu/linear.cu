@@ -354,7 +354,8 @@ __device__ __forceinline__ void finish(
     const float* flat = reinterpret_cast<const float*>(shared);
     output.factors = item.fixed() ? work.fixed.factors : work.experts.factors;
     const u32 base = work.expert_base(item);
-    for (int index = threadIdx.x; index < 64 * PARTS; index += 32 * WARPS) {
+    // A thread has two of a strip's sums, of weight rows eight apart.
+    for (int index = threadIdx.x; index < STRIP_SUMS / 2 * PARTS; index += 32 * WARPS) {
         const int column = index % 8, row = index / 8 % 8, part = index / 64;
         const int i = part % TOKENS, m = part / TOKENS;
         if (8 * i + column >= work.count(item)) continue;
@@ -362,8 +363,8 @@ __device__ __forceinline__ void finish(
         float first = at[0], second = at[2];
 #pragma unroll
         for (int w = 1; w < WARPS; ++w) {
-            first += at[w * PARTS * 128];
-            second += at[w * PARTS * 128 + 2];
+            first += at[w * PARTS * STRIP_SUMS];
+            second += at[w * PARTS * STRIP_SUMS + 2];
         }
         const u32 to = work.output(item, 8 * i + column);
         const int n = work.first_row(item) + m * work.EACH + row;
@@ -422,6 +423,8 @@ __device__ __forceinline__ void linear(
     }
 }
 
+// Blocks whose registers a processor must have room for: three with the sums of eight rows of x, one
+// with those of 64.
 #define LINEAR(NAME, TOKENS, STRIPS, STAGES, GATED)                                               \
     STREAMING(NAME, (TOKENS) == 1 ? 3 : (TOKENS) == 8 ? 1 : 2) {                                  \
         const Work<TOKENS, STRIPS, GATED> work{STREAMED, tiles, used, gather};                    \

@@ -5,10 +5,10 @@
 // itself into its own places of shared memory, some chunks ahead and across items, so that nothing in
 // the loop waits for another warp. Rows of x stay in registers while an item's strips meet them.
 //
-// The grid is what fits the device; a block's items follow one another. Of a matrix alone all blocks have
-// the same to do, up to a strip or a band: the last one to end decides when the next kernel begins.
-// Of tiles (ALONE is 0) items are dealt one by one. Blocks ask for their first weights before the kernels
-// in front of them have ended, unless those say which weights.
+// The grid is what fits the device; a block's items follow one another. Of a matrix alone all blocks
+// have the same to do, up to a strip or a band: the last one to end decides when the next kernel
+// begins. Of tiles (ALONE is 0) items are dealt one by one. Blocks ask for their first weights before
+// the kernels in front of them have ended, unless those say which weights.
 #include "common.cuh"
 #include "weights.cuh"
 #include "streamed.cuh"
@@ -150,15 +150,16 @@ __device__ __forceinline__ void finish(
     const float* flat = reinterpret_cast<const float*>(shared);
     output.factors = fixed ? work.fixed.factors : work.experts.factors;
     const u32 base = work.base(tile);
-    for (int index = threadIdx.x; index < 64 * span.strips(); index += 32 * WARPS) {
+    // A thread has two of a strip's sums, of weight rows eight apart.
+    for (int index = threadIdx.x; index < STRIP_SUMS / 2 * span.strips(); index += 32 * WARPS) {
         const int column = index % 8, row = index / 8 % 8, m = index / 64;
         if (column >= tile.count) continue;
         const float* at = flat + (m * 32 + 4 * row + column / 2) * 4 + column % 2;
         float first = at[0], second = at[2];
 #pragma unroll
         for (int w = 1; w < WARPS; ++w) {
-            first += at[w * STRIPS * 128];
-            second += at[w * STRIPS * 128 + 2];
+            first += at[w * STRIPS * STRIP_SUMS];
+            second += at[w * STRIPS * STRIP_SUMS + 2];
         }
         const i64 to = (fixed ? work.to : tile.first) + column;
         const int n = span.first + m * STRIP<GATED> + row;
@@ -220,8 +221,8 @@ struct Run {
         weights.copy(m);
     }
 
-    // The item's sums over this run; of its first strip the high band alone where it is `lone`. `cursor` is
-    // the item that follows.
+    // The item's sums over this run; of its first strip the high band alone where it is `lone`.
+    // `cursor` is the item that follows.
     __device__ __forceinline__ void sum(
         StripSums (&sums)[STRIPS], int strips, bool lone, const ItemCursor& cursor) {
 #pragma unroll

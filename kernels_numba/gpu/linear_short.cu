@@ -1,4 +1,5 @@
-// out = weights * x for at most eight rows of x and few of bf16 weights, bit for bit what linear.cu gives.
+// out = weights * x for at most eight rows of x and few of bf16 weights, bit for bit what linear.cu
+// gives.
 //
 // So few weights keep no memory busy: what counts is how long a block takes from the end of the kernels
 // in front of it. It takes one band of eight weight rows, half of a matrix instruction, and has all of
@@ -82,7 +83,7 @@ STREAMING(linear_short, 2) {
         const float* at = reinterpret_cast<const float*>(sums) + index;
         float sum = at[0];
 #pragma unroll
-        for (int w = 1; w < WARPS; ++w) sum += at[w * 64];
+        for (int w = 1; w < WARPS; ++w) sum += at[w * STRIP_SUMS / 2];
         output.plain(index % 8, row, row, sum, counts);
     }
 }

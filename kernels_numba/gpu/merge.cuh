@@ -1,8 +1,8 @@
 // How the spans of a head merge, in order, one value a thread: attend_merge's part of attention.cu.
 
 // Spans whose factors a warp finds at once; of their values, as many are on their way at once, in
-// groups of which those that are whole are followed by the rest.
-constexpr int ROUND = 128, AT_ONCE = 64, GROUP = 8, OF_LANE = ROUND / 32;
+// batches of which those that are whole are followed by the rest.
+constexpr int ROUND = 128, AT_ONCE = 64, BATCH = 8, OF_LANE = ROUND / 32;
 
 // What a warp knows of its spans. The other warps of a head find the same, each in a block of its own.
 struct MergeRoom {
@@ -32,12 +32,12 @@ struct Ends {
         for (int i = 1; i < OF_LANE; ++i) reached = fmaxf(reached, top[i]);
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
-            const float other = __shfl_up_sync(0xffffffffu, reached, step);
+            const float other = __shfl_up_sync(ALL_LANES, reached, step);
             if (lane >= step) reached = fmaxf(reached, other);
         }
-        const float other = __shfl_up_sync(0xffffffffu, reached, 1);
+        const float other = __shfl_up_sync(ALL_LANES, reached, 1);
         float highest = lane == 0 ? before : fmaxf(before, other);
-        before = fmaxf(before, __shfl_sync(0xffffffffu, reached, 31));
+        before = fmaxf(before, __shfl_sync(ALL_LANES, reached, 31));
 #pragma unroll
         for (int i = 0; i < OF_LANE; ++i) {
             const Merge merge(highest, top[i], factor);
@@ -61,25 +61,25 @@ struct Merged {
 // `count` spans whose factors and sums are known. Loads begin before others' values are used; where
 // it does not count, nothing is read, but all code runs.
 struct Taken {
-    float value[AT_ONCE], rest[GROUP];
+    float value[AT_ONCE], rest[BATCH];
 
-    __device__ __forceinline__ void load_group(const float* values, int group) {
+    __device__ __forceinline__ void load_batch(const float* values, int batch) {
 #pragma unroll
-        for (int i = 0; i < GROUP; ++i) {
-            value[GROUP * group + i] = __ldcg(values + (GROUP * group + i) * PARTIAL);
+        for (int i = 0; i < BATCH; ++i) {
+            value[BATCH * batch + i] = __ldcg(values + (BATCH * batch + i) * PARTIAL);
         }
     }
 
     __device__ __forceinline__ void load(const float* values, int count) {
 #pragma unroll
-        for (int g = 0; g < AT_ONCE / GROUP; ++g) {
-            if (GROUP * (g + 1) > count) break;
-            load_group(values, g);
+        for (int g = 0; g < AT_ONCE / BATCH; ++g) {
+            if (BATCH * (g + 1) > count) break;
+            load_batch(values, g);
         }
-        const float* last = values + count / GROUP * GROUP * PARTIAL;
+        const float* last = values + count / BATCH * BATCH * PARTIAL;
 #pragma unroll
-        for (int i = 0; i + 1 < GROUP; ++i) {
-            if (i < count % GROUP) rest[i] = __ldcg(last + i * PARTIAL);
+        for (int i = 0; i + 1 < BATCH; ++i) {
+            if (i < count % BATCH) rest[i] = __ldcg(last + i * PARTIAL);
         }
     }
 
@@ -87,22 +87,22 @@ struct Taken {
         Merged& into, const float* values, int count, const float2* factors, const float* sums,
         bool counts) {
 #pragma unroll 1
-        for (int at = 0; at + GROUP <= count; at += AT_ONCE) {
+        for (int at = 0; at + BATCH <= count; at += AT_ONCE) {
             const float* following = values + (at + AT_ONCE) * PARTIAL;
 #pragma unroll
-            for (int g = 0; g < AT_ONCE / GROUP; ++g) {
-                const int end = at + GROUP * (g + 1);
+            for (int g = 0; g < AT_ONCE / BATCH; ++g) {
+                const int end = at + BATCH * (g + 1);
                 if (end > count) break;
 #pragma unroll
-                for (int i = GROUP * g; i < GROUP * (g + 1); ++i) {
+                for (int i = BATCH * g; i < BATCH * (g + 1); ++i) {
                     into.take(value[i], sums[at + i], factors[at + i]);
                 }
-                if (end + AT_ONCE <= count && counts) load_group(following, g);
+                if (end + AT_ONCE <= count && counts) load_batch(following, g);
             }
         }
-        const int whole = count / GROUP * GROUP;
+        const int whole = count / BATCH * BATCH;
 #pragma unroll
-        for (int i = 0; i + 1 < GROUP; ++i) {
+        for (int i = 0; i + 1 < BATCH; ++i) {
             if (whole + i >= count) break;
             into.take(rest[i], sums[whole + i], factors[whole + i]);
         }

@@ -1,14 +1,13 @@
 // Sigmoid routing, grouping of pairs by expert, and the weighted combination.
 #include "common.cuh"
 
-constexpr int MOST_EXPERTS = 1024;
-constexpr int MOST_TOP = 32;
-constexpr int SHARE = 512;  // pairs of a block that sorts
-constexpr int ROUTED = SHARE / 32;  // rows of a block that routes, a warp each
-constexpr int TILE = 8;  // rows of an expert's tile where one block routes and sorts
+constexpr int MOST_EXPERTS = 1024;  // 32 to a lane, whose choices are the bits of a word
+constexpr int MOST_TOP = 32;  // one to a lane
+constexpr int BLOCK_PAIRS = 512;  // (row, choice) of a block that sorts, one a thread
+constexpr int ROUTED = BLOCK_PAIRS / 32;  // rows of a block that routes, a warp each
+constexpr int TILE = 8;  // rows of an expert's tile where one block routes and sorts (FEW in project.py)
 constexpr int COMBINED = 256;  // values of a block that combines
 constexpr int TOGETHER = 8;  // results that are asked for at once
-constexpr u32 WARP = 0xffffffffu;
 
 // How an expert is chosen: larger keys first, 1 for what has no finite choice; 0 is none.
 __device__ __forceinline__ u32 choice_key(float choice) {
@@ -30,8 +29,8 @@ struct Router {
     float scale;
 };
 
-// What a block of SHARE threads knows of its rows: every expert's key and score, and what was chosen,
-// ascending. Little code runs here: it is read from memory for each kernel anew.
+// What a block of BLOCK_PAIRS threads knows of its rows: every expert's key and score, and what was
+// chosen, ascending. Little code runs here: it is read from memory for each kernel anew.
 struct RouteRoom {
     u32* keys;
     float* scores;
@@ -41,8 +40,8 @@ struct RouteRoom {
 // Keys and scores of `rows` rows' experts.
 __device__ __forceinline__ void score_rows(
     const Router& router, const float* logits, int rows, const RouteRoom& room) {
-    // All threads share in the rows: so many, a power of two, in each.
-    const int shift = __clz(rows - 1) - 23, each = 1 << shift;
+    // All threads share in the rows: so many, a power of two, in each. The block has 2^9.
+    const int shift = __clz(rows - 1) - (32 - 9), each = 1 << shift;
     const int row = threadIdx.x >> shift, at = row * router.experts;
     const int from = row * static_cast<int>(router.stride);
     if (row >= rows) return;
@@ -96,11 +95,11 @@ struct Choice {
 #pragma unroll
                 for (int j = 0; j + step < HELD; j += 2 * step) most[j] = max(most[j], most[j + step]);
             }
-            const bool best = most[0] == __reduce_max_sync(WARP, most[0]);
+            const bool best = most[0] == __reduce_max_sync(ALL_LANES, most[0]);
             int own = 0;
 #pragma unroll
             for (int j = HELD - 1; j >= 0; --j) own = keys[j] == most[0] ? j : own;
-            const u32 lower = __ballot_sync(WARP, best) & ((1u << lane) - 1u);
+            const u32 lower = __ballot_sync(ALL_LANES, best) & ((1u << lane) - 1u);
             before += lower != 0;
             if (!best || lower != 0) own = 32;
             taken |= own < 32 ? 1u << own : 0u;
@@ -122,7 +121,8 @@ struct Choice {
         const int id = real ? chosen[mine] : 0;
         float weight = scores[id], sum = 0.0f;
 #pragma unroll 4
-        for (int n = 0; n < router.top; ++n) sum = __fadd_rn(sum, __shfl_sync(WARP, weight, n));
+        for (int n = 0; n < router.top; ++n) sum = __fadd_rn(sum, __shfl_sync(ALL_LANES, weight, n));
+        // The reference adds as much, so that no sum is zero.
         if (router.normalise) weight = __fdiv_rn(weight, __fadd_rn(sum, 1e-20f));
         if (counts && real) {
             ids[mine] = id;
@@ -159,27 +159,27 @@ __device__ __forceinline__ void route_rows(
                 weights + at, true);
 }
 
-// How many of a block's SHARE pairs each expert has: counts [blocks, experts].
-extern "C" __global__ void __launch_bounds__(SHARE) count_by_expert(
+// How many of a block's BLOCK_PAIRS pairs each expert has: counts [blocks, experts].
+extern "C" __global__ void __launch_bounds__(BLOCK_PAIRS) count_by_expert(
     const int* ids, i64 pairs, i64 experts, int* counts) {
     __shared__ int held[MOST_EXPERTS];
     let_next_start();
-    for (int e = threadIdx.x; e < experts; e += SHARE) held[e] = 0;
+    for (int e = threadIdx.x; e < experts; e += BLOCK_PAIRS) held[e] = 0;
     __syncthreads();
     wait_for_previous();
-    const i64 pair = static_cast<i64>(blockIdx.x) * SHARE + threadIdx.x;
+    const i64 pair = static_cast<i64>(blockIdx.x) * BLOCK_PAIRS + threadIdx.x;
     if (pair < pairs) atomicAdd(&held[ids[pair]], 1);
     __syncthreads();
-    for (int e = threadIdx.x; e < experts; e += SHARE) counts[blockIdx.x * experts + e] = held[e];
+    for (int e = threadIdx.x; e < experts; e += BLOCK_PAIRS) counts[blockIdx.x * experts + e] = held[e];
 }
 
 // Running sums over the block's threads, of two numbers each.
 __device__ __forceinline__ int2 running_sums(int2 value) {
-    __shared__ int2 warps[SHARE / 32];
+    __shared__ int2 warps[BLOCK_PAIRS / 32];
     const int lane = threadIdx.x % 32;
     for (int step = 1; step < 32; step *= 2) {
-        const int x = __shfl_up_sync(0xffffffffu, value.x, step);
-        const int y = __shfl_up_sync(0xffffffffu, value.y, step);
+        const int x = __shfl_up_sync(ALL_LANES, value.x, step);
+        const int y = __shfl_up_sync(ALL_LANES, value.y, step);
         if (lane >= step) value = make_int2(value.x + x, value.y + y);
     }
     if (lane == 31) warps[threadIdx.x / 32] = value;
@@ -193,7 +193,7 @@ __device__ __forceinline__ int2 running_sums(int2 value) {
 
 // Pieces of `all` places that cost least; each costs its size, and a little beside.
 __device__ __forceinline__ int pieces_of(int all, u64 sizes) {
-    constexpr int BESIDE = 16;
+    constexpr int BESIDE = 16;  // TILE_COST in wide.py
     int best = 0, least = 1 << 30;
     for (int i = 0; i < 4; ++i) {
         const int size = sizes >> 16 * i & 0xffffu, pieces = (all + size - 1) / size;
@@ -209,7 +209,7 @@ __device__ __forceinline__ int pieces_of(int all, u64 sizes) {
 // `place` [pairs] the sorted place of each pair, `tiles` [most] even pieces of one expert's places:
 // (expert, first, count, 0), and count 0 beyond them; tiles[most] holds how many there are. Pieces
 // have at most as many places as one of four `sizes` of sixteen bits, the one that wastes least. Each
-// block places its SHARE pairs, from the `counts` of all blocks where there are several.
+// block places its BLOCK_PAIRS pairs, from the `counts` of all blocks where there are several.
 struct Groups {
     u64 sizes;
     i64 most;
@@ -220,12 +220,12 @@ struct Groups {
 };
 
 struct GroupRoom {
-    u16 before[SHARE / 32][MOST_EXPERTS];
+    u16 before[BLOCK_PAIRS / 32][MOST_EXPERTS];
     int starts[MOST_EXPERTS];
     int2 reached;
 
     __device__ __forceinline__ void clear() {
-        for (int e = threadIdx.x; e < SHARE / 32 * MOST_EXPERTS / 2; e += SHARE) {
+        for (int e = threadIdx.x; e < BLOCK_PAIRS / 32 * MOST_EXPERTS / 2; e += BLOCK_PAIRS) {
             reinterpret_cast<u32*>(before)[e] = 0;
         }
     }
@@ -236,7 +236,7 @@ struct GroupRoom {
 __device__ __forceinline__ int2 count_pairs(
     GroupRoom& room, const int* counts, i64 experts, int e) {
     int own = 0, earlier = 0, all = 0;
-    for (int w = 0; w < SHARE / 32; ++w) {
+    for (int w = 0; w < BLOCK_PAIRS / 32; ++w) {
         const int held = room.before[w][e];
         room.before[w][e] = static_cast<u16>(own);
         own += held;
@@ -255,13 +255,13 @@ __device__ __forceinline__ int2 count_pairs(
 __device__ __forceinline__ void group_pairs(
     const Groups& to, GroupRoom& room, i64 experts, i64 top, i64 pair, int id) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 alike = __match_any_sync(0xffffffffu, id);
+    const u32 alike = __match_any_sync(ALL_LANES, id);
     const int rank = __popc(alike & ((1u << lane) - 1u));
     if (id >= 0 && rank == 0) room.before[warp][id] = static_cast<u16>(__popc(alike));
     __syncthreads();
     // A thread for each expert, in turns.
     int2 done = make_int2(0, 0);
-    for (int first = 0; first < experts; first += SHARE) {
+    for (int first = 0; first < experts; first += BLOCK_PAIRS) {
         const int e = first + threadIdx.x;
         const int2 held =
             e < experts ? count_pairs(room, to.counts, experts, e) : make_int2(0, 0);
@@ -276,7 +276,7 @@ __device__ __forceinline__ void group_pairs(
                     make_int4(e, start + i * each, max(0, min(each, all - i * each)), 0);
             }
         }
-        if (threadIdx.x == SHARE - 1) room.reached = make_int2(done.x + sums.x, done.y + sums.y);
+        if (threadIdx.x == BLOCK_PAIRS - 1) room.reached = make_int2(done.x + sums.x, done.y + sums.y);
         __syncthreads();
         done = room.reached;
     }
@@ -286,12 +286,12 @@ __device__ __forceinline__ void group_pairs(
         to.place[pair] = at;
     }
     if (blockIdx.x > 0) return;
-    for (i64 i = done.y + threadIdx.x; i <= to.most; i += SHARE) {
+    for (i64 i = done.y + threadIdx.x; i <= to.most; i += BLOCK_PAIRS) {
         to.tiles[i] = make_int4(i == to.most ? done.y : 0, 0, 0, 0);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(SHARE) group_by_expert(
+extern "C" __global__ void __launch_bounds__(BLOCK_PAIRS) group_by_expert(
     const int* ids, i64 pairs, i64 top, i64 experts, u64 sizes, i64 most,
     const int* counts, int* source, int* place, int4* tiles) {
     __shared__ GroupRoom room;
@@ -299,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(SHARE) group_by_expert(
     room.clear();
     __syncthreads();
     wait_for_previous();
-    const i64 pair = static_cast<i64>(blockIdx.x) * SHARE + threadIdx.x;
+    const i64 pair = static_cast<i64>(blockIdx.x) * BLOCK_PAIRS + threadIdx.x;
     const Groups to{sizes, most, counts, source, place, tiles};
     group_pairs(to, room, experts, top, pair, pair < pairs ? ids[pair] : -1);
 }
@@ -320,10 +320,10 @@ __device__ __forceinline__ void group_few(
     u32 reached = own;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-        const u32 below = __shfl_up_sync(WARP, reached, step);
+        const u32 below = __shfl_up_sync(ALL_LANES, reached, step);
         if (lane >= step) reached += below;
     }
-    const int tiles = __shfl_sync(WARP, reached, 31) >> 16;
+    const int tiles = __shfl_sync(ALL_LANES, reached, 31) >> 16;
     reached -= own;
     int* place = to.place + row * router.top + choice.before;
 #pragma unroll 1
@@ -375,7 +375,7 @@ __device__ __forceinline__ void route_and_group(
         // What follows writes over what the pass before has read.
         __syncthreads();
 #pragma unroll 1
-        for (int e = threadIdx.x; e < router.experts; e += SHARE) takers[e] = 0;
+        for (int e = threadIdx.x; e < router.experts; e += BLOCK_PAIRS) takers[e] = 0;
         const bool counts = counts_now(pass);
         score_rows(router, router.logits, rows, room);
         __syncthreads();
@@ -398,7 +398,7 @@ __device__ __forceinline__ void route_and_group(
 
 // By the experts that a lane has room for.
 #define ROUTE(HELD)                                                                               \
-    extern "C" __global__ void __launch_bounds__(SHARE) route_sigmoid_##HELD(                     \
+    extern "C" __global__ void __launch_bounds__(BLOCK_PAIRS) route_sigmoid_##HELD(                     \
         const float* logits, i64 stride, const float* bias, i64 rows, i64 experts, i64 top,       \
         i64 normalise, double scale, int* ids, float* weights) {                                  \
         const Router router{logits, stride, bias, static_cast<int>(experts),                      \
@@ -406,7 +406,7 @@ __device__ __forceinline__ void route_and_group(
                             static_cast<float>(scale)};                                           \
         route_rows<HELD>(router, rows, ids, weights);                                             \
     }                                                                                             \
-    extern "C" __global__ void __launch_bounds__(SHARE) route_and_group_##HELD(                   \
+    extern "C" __global__ void __launch_bounds__(BLOCK_PAIRS) route_and_group_##HELD(                   \
         const float* logits, i64 stride, const float* bias, i64 rows, i64 experts, i64 top,       \
         i64 normalise, double scale, int* ids, float* weights, i64 most, int* source, int* place, \
         int4* tiles) {                                                                            \
@@ -445,7 +445,7 @@ extern "C" __global__ void __launch_bounds__(COMBINED, 2) combine(
     i64 out_wide, i64 add) {
     const int i = blockIdx.y * blockDim.x + threadIdx.x, choices = static_cast<int>(top);
     __shared__ i64 places[MOST_TOP];
-    __shared__ float shares[MOST_TOP];
+    __shared__ float own_weights[MOST_TOP];
     let_next_start();
     const i64 row = blockIdx.x, own = row * top + min(static_cast<int>(threadIdx.x), choices - 1);
     const u8* beside = row_at(shared, row, shared_stride, shared_wide);
@@ -459,7 +459,7 @@ extern "C" __global__ void __launch_bounds__(COMBINED, 2) combine(
         const Asked before(to, i, out_wide, add && i < width);
         if (threadIdx.x < MOST_TOP) {
             const int at = __ldcg(place + own);
-            shares[threadIdx.x] = __ldcg(weights + own);
+            own_weights[threadIdx.x] = __ldcg(weights + own);
             places[threadIdx.x] = counts ? at * stride : 0;
         }
         __syncthreads();
@@ -473,7 +473,7 @@ extern "C" __global__ void __launch_bounds__(COMBINED, 2) combine(
             for (int j = 0; j < TOGETHER; ++j) parts[j] = __ldcg(result + places[first + j] + i);
 #pragma unroll
             for (int j = 0; j < TOGETHER; ++j) {
-                const float next = __fmaf_rn(shares[first + j], parts[j], sum);
+                const float next = __fmaf_rn(own_weights[first + j], parts[j], sum);
                 sum = first + j < choices ? next : sum;
             }
         }

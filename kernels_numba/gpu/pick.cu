@@ -2,13 +2,13 @@
 #include "common.cuh"
 #include "bound.cuh"
 
-constexpr int CHUNK = 256;
-constexpr int GROUP = 64;
+constexpr int CHUNK = 256;  // logits that are summed by halving, before chunks are
+constexpr int GROUP = 64;  // logits that have a top
 constexpr int TOPS_THREADS = 256;
 constexpr int PICK_THREADS = 1024;
 constexpr int SUM_THREADS = 128;
-constexpr int MOST_KEYS = 8192;
-// Groups have numbers of 16 bits.
+constexpr int MOST_KEYS = 8192;  // in a block's shared memory: 80 KiB with their groups (picker.py)
+// Of 2,097,152 ids, whose 32,768 groups have numbers of 16 bits.
 constexpr int MOST_CHUNKS = 8192;
 // With half of the registers a block finds room beside those of the kernel in front of it; only Hopper's
 // processors have room for as many threads.
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK) adjust_rows(const Change* ro
         left = row.mask == nullptr || (row.mask[i / 32] >> (i % 32) & 1u) != 0;
         row.out[i] = left ? value : NEGATIVE_INFINITY;
     }
-    const u32 found = __ballot_sync(0xffffffffu, left);
+    const u32 found = __ballot_sync(ALL_LANES, left);
     if (row.mask != nullptr && threadIdx.x % 32 == 0) atomicAdd(row.present, __popc(found));
 }
 
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(TOPS_THREADS) group_tops(
     }
 #pragma unroll
     for (int step = LANES / 2; step >= 1; step /= 2) {
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+        top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, step));
     }
     if (at % LANES == 0 && group < groups) tops[blockIdx.y * groups + group] = top;
 }
@@ -130,7 +130,7 @@ __device__ __forceinline__ void sum_chunks(
     }
     sum = halves[0];
 #pragma unroll
-    for (int step = 16; step >= 1; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
+    for (int step = 16; step >= 1; step /= 2) sum += __shfl_down_sync(ALL_LANES, sum, step);
     if (place == 0 && chunk < last) partials[chunk] = sum;
 }
 
@@ -194,7 +194,7 @@ __device__ u64 next_key(const float* logits, i64 size, float bound, u64 last, bo
         if (key < least && (!any || key > last)) least = key;
     }
     for (int step = 16; step >= 1; step /= 2) {
-        least = min(least, __shfl_xor_sync(0xffffffffu, least, step));
+        least = min(least, __shfl_xor_sync(ALL_LANES, least, step));
     }
     __syncthreads();
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = least;
@@ -239,11 +239,11 @@ __device__ __forceinline__ double fold_rest(const double* sums) {
     }
     double sum = halved(own);
 #pragma unroll
-    for (int step = 16; step >= 1; step /= 2) sum += __shfl_down_sync(0xffffffffu, sum, step);
+    for (int step = 16; step >= 1; step /= 2) sum += __shfl_down_sync(ALL_LANES, sum, step);
     return sum;
 }
 
-// Tops that a thread of PICK_THREADS has on their way at once.
+// Tops that a thread of PICK_THREADS has on their way at once: of 196,608 ids.
 constexpr int TOPS = 3;
 
 __device__ __forceinline__ void load_tops(const float* tops, i64 count, float (&held)[TOPS]) {
@@ -294,14 +294,14 @@ struct Keys {
         int all = 0;
 #pragma unroll
         for (int n = 0; n < N; ++n) {
-            const u32 wanting = __ballot_sync(0xffffffffu, wants[n]);
+            const u32 wanting = __ballot_sync(ALL_LANES, wants[n]);
             at[n] = all + __popc(wanting & ((1u << lane) - 1u));
             all += __popc(wanting);
         }
         if (all == 0) return;
         int first = 0;
         if (lane == 0) first = atomicAdd(counter, all);
-        first = __shfl_sync(0xffffffffu, first, 0);
+        first = __shfl_sync(ALL_LANES, first, 0);
 #pragma unroll
         for (int n = 0; n < N; ++n) at[n] += first;
     }
@@ -345,7 +345,7 @@ struct Candidates {
     bool counts;
 
     __device__ __forceinline__ void put(i64 place, u64 key) const {
-        const int id = static_cast<int>(key & 0xffffffffu);
+        const int id = static_cast<int>(static_cast<u32>(key));
         const float value = value_of(static_cast<u32>(key >> 32));
         ids[place] = id;
         // Zeros of both signs have one rank.

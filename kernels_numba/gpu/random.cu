@@ -18,7 +18,7 @@ extern "C" __global__ void fill_bf16(u16* out, i64 count, i64 seed, double devia
         for (int part = 0; part < 64; part += 16) {
             sum += static_cast<float>(bits >> part & 0xffffu) * 0x1p-16f - 0.5f;
         }
-        // The sum's variance is 4 / 12.
+        // The sum's variance is 4 / 12: times sqrt(3) its deviation is one.
         const float value = sum * 1.7320508f * static_cast<float>(deviation);
         out[i] = static_cast<u16>(pack_bf16(value, 0.0f));
     }

@@ -64,8 +64,8 @@ struct Packed<false> {
     uint2 bits = {};
 
     __device__ __forceinline__ void unpack(float (&to)[4]) const {
-        to[0] = bf16_float(bits.x), to[1] = __uint_as_float(bits.x & 0xffff0000u);
-        to[2] = bf16_float(bits.y), to[3] = __uint_as_float(bits.y & 0xffff0000u);
+        to[0] = bf16_float(bits.x), to[1] = high_bf16_float(bits.x);
+        to[2] = bf16_float(bits.y), to[3] = high_bf16_float(bits.y);
     }
 };
 
@@ -187,7 +187,7 @@ struct Head {
             for (int j = 0; j < OWN; ++j) sum[c] = __fmaf_rn(value[j][c], value[j][c], sum[c]);
 #pragma unroll
             for (int step = HEAD_LANES / 2; step >= 1; step /= 2) {
-                sum[c] = __fadd_rn(sum[c], __shfl_xor_sync(0xffffffffu, sum[c], step));
+                sum[c] = __fadd_rn(sum[c], __shfl_xor_sync(ALL_LANES, sum[c], step));
             }
         }
         const float all = __fadd_rn(__fadd_rn(sum[0], sum[2]), __fadd_rn(sum[1], sum[3]));

@@ -3,7 +3,7 @@
 
 constexpr int NORM_THREADS = 256;
 // Values of a row lie in fours: a thread has the fours threadIdx.x + NORM_THREADS j.
-// Fours of a row that a thread keeps.
+// Fours of a row that a thread keeps: all of rows of up to 6,144 values.
 constexpr int HELD = 6;
 
 // out[r] = table[tokens[r] - first] in float32, 0 beyond the table's `held` rows. FP8 scales lie in
@@ -29,6 +29,7 @@ extern "C" __global__ void embed(
     } else {
         const u32 code = row[i / 2] >> (i % 2 * 4) & 15u;
         value = e2m1_float(code) * e4m3_float(scale[token * scale_stride + i / 16]);
+        // The kernels' factors hold the 2^8 that their codes lack (weights.cuh).
         value *= factors[token] * 0x1p-8f;
     }
     store_value(row_at(out, blockIdx.x, out_stride, out_wide), i, out_wide, value);
@@ -45,8 +46,8 @@ template <bool WIDE>
 __device__ __forceinline__ float4 load_four(const void* row, int at) {
     if constexpr (WIDE) return __ldcg(static_cast<const float4*>(row) + at);
     const uint2 bits = __ldcg(static_cast<const uint2*>(row) + at);
-    return make_float4(__uint_as_float(bits.x << 16), __uint_as_float(bits.x & 0xffff0000u),
-                       __uint_as_float(bits.y << 16), __uint_as_float(bits.y & 0xffff0000u));
+    return make_float4(bf16_float(bits.x), high_bf16_float(bits.x), bf16_float(bits.y),
+                       high_bf16_float(bits.y));
 }
 
 template <bool WIDE>

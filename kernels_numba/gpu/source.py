@@ -61,10 +61,14 @@ class Rings:
 
 
 LARGE = Rings(96 << 10, 64 << 10, blocks=2, stages=4)
+"""Two blocks with 96 KiB and up to 16 of sums and scales find room in the 228 KiB of a Hopper
+processor."""
 SMALL = Rings(64 << 10, 64 << 10, blocks=1, stages=3)
-"""Where a block's shared memory has no room for LARGE: GB10 has 99 KiB."""
+"""Where a block's shared memory has no room for LARGE: GB10 has 99 KiB, of which 64 rows of x take
+32 for sums."""
 LARGE_BYTES = 168 << 10
-"""Shared memory of a block that LARGE needs at most: rings or chunks, and sums."""
+"""Shared memory of a block that LARGE needs at most, rounded up: 164 KiB are four chunks of 128
+rows of NVFP4 (9 KiB) and 128 of x (32 KiB)."""
 
 
 def rings_of(shared: int) -> Rings:
@@ -73,7 +77,8 @@ def rings_of(shared: int) -> Rings:
 
 
 SCALE_ROOM = 4 << 10
-"""What linear_few.cu needs beside its ring for FP8's scales, at most."""
+"""What linear_few.cu needs beside its ring for FP8's scales, rounded up: 2,304 bytes are 16 for
+each of a strip's two bands, in three places of three strips, for eight warps."""
 FORMS = ((Form.BF16, 0), (Form.NVFP4, 0), (Form.FP8_BLOCK, 128), (Form.FP8_BLOCK, 32))
 """Forms and, for FP8, the groups of values that share a scale."""
 

@@ -2,9 +2,9 @@
 // kernels of attention.cu and attend_shared.cu read the cache, bf16 [blocks, kv_heads, block_tokens,
 // HEAD_DIM]; HEAD_DIM is the head's width padded to 32.
 
-constexpr int UNITS = HEAD_DIM / 8;
-constexpr int STEPS = HEAD_DIM / 32;
-constexpr int TILE_HEADS = 16;
+constexpr int UNITS = HEAD_DIM / 8;  // of 16 bytes, of a head's row
+constexpr int STEPS = HEAD_DIM / 32;  // two matrix instructions each
+constexpr int TILE_HEADS = 16;  // rows of a matrix instruction
 
 // What tells of a step's rows stood in memory before its first kernel began, so it may be read before
 // the kernels in front have ended; but not by way of a cache that may hold what was there before.
@@ -48,8 +48,8 @@ struct SpanMemory {
         }
     }
 
-    // Starts copying rows `begin` ... `end` - 1 of the span, out of the pool's keys to `keys`, or the same
-    // of values. A thread copies one unit of some rows that follow one another.
+    // Starts copying rows `begin` ... `end` - 1 of the span, out of the pool's keys to `keys`, or the
+    // same of values. A thread copies one unit of some rows that follow one another.
     template <int THREADS>
     __device__ __forceinline__ void copy(const u16* pool, uint4* to, int begin, int end) const {
         constexpr int OWN = THREADS % UNITS == 0 ? SPAN * UNITS / THREADS : 1;

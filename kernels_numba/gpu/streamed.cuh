@@ -1,6 +1,6 @@
 // What the streaming kernels (linear.cu, linear_few.cu, linear_short.cu) are told: a fixed matrix that
-// the same rows of x meet, the experts' matrices, each for its own tiles of rows of x, or both; and which
-// items a block takes. dealing.py says how many.
+// the same rows of x meet, the experts' matrices, each for its own tiles of rows of x, or both; and
+// which items a block takes. dealing.py says how many.
 //
 // `n` counts weight rows of one matrix (GATED: gate rows, and as many up rows behind them), `rows` rows
 // of x. Of each matrix and its tile of rows of x:
@@ -9,6 +9,9 @@
 //   item   some strips that follow one another, against one tile of rows of x;
 //   group  the number of an item in its tile, one of `groups`.
 // Items are dealt to blocks, whose warps cut K into runs of chunks (weights.cuh).
+
+// Sums of a strip with eight rows of x: four in each lane, as `mma` lays them.
+constexpr int STRIP_SUMS = 128;
 
 struct Matrix {
     const u8* data;
@@ -26,9 +29,9 @@ struct Item {
     __device__ __forceinline__ bool fixed() const { return tile == 0; }
 };
 
-// How a matrix alone is dealt (linear_few.cu): in each turn every block takes `each` strips, in the first
-// `more` turns one more. What is left, `rest` bands (NVFP4: strips), goes to the last turn: all blocks have
-// as much, up to one.
+// How a matrix alone is dealt (linear_few.cu): in each turn every block takes `each` strips, in the
+// first `more` turns one more. What is left, `rest` bands (NVFP4: strips), goes to the last turn: all
+// blocks have as much, up to one.
 struct EvenSplit {
     u32 each, more, rest;
 };

@@ -10,18 +10,25 @@
 #include "hopper.cuh"
 
 constexpr int BM = 128;
-constexpr int SMALL = 64, MEDIUM = 112, LARGE = 144, MOST = 160;  // rows of x of a tile
+// Rows of x of a tile. Sums of a run and of all runs take as many registers of a thread as a tile has
+// rows.
+constexpr int SMALL = 64, MEDIUM = 112, LARGE = 144, MOST = 160;
 constexpr int PAIR = 2;
 constexpr int ROW = 128;  // bytes of a row in shared memory: 64 values of x
 constexpr int SLABS = CHUNK / 64;
-constexpr int STAGES = FORMAT == 1 ? 5 : 4;
+constexpr int STAGES = FORMAT == 1 ? 5 : 4;  // what 227 KiB have room for, beside the sums' exit
 constexpr int WEIGHT_BYTES = BM * CHUNK_BYTES;
 constexpr int SLAB_BYTES = MOST * ROW;
 constexpr int STAGE_BYTES = WEIGHT_BYTES + SLABS * SLAB_BYTES;
-constexpr int NOTES = 8;
-constexpr int EXIT_BYTES = 32 * 20 * 4;  // of each warp's sums on their way out
+constexpr int NOTES = 8;  // more than STAGES + 1 tiles; a power of two
+constexpr int AT_ONCE = 32;  // rows of x of which a warp's sums leave at once
+constexpr int EXIT_BYTES = AT_ONCE * (16 + 4) * 4;  // where a warp's stand then: ROWS and PITCH of Exit
 constexpr int MULTIPLIERS = 2 * WARPGROUP;
-constexpr int RELEASES = PAIR * MULTIPLIERS / 32;
+constexpr int RELEASES = PAIR * MULTIPLIERS / 32;  // of a stage: by the warps of both blocks
+constexpr int MAP_BYTES = 128;  // of a map of boxes
+// 256 threads with 232 registers and 128 with 40 are 64,512 of 65,536; with eight more they were too
+// many.
+constexpr int MULTIPLIER_REGISTERS = 232, FEEDER_REGISTERS = 40;
 // Tiles of x that are swept together over all weights, so that they stay in the L2.
 constexpr int SWEEP = 16;
 
@@ -121,7 +128,7 @@ __device__ __forceinline__ void feed(const Work& work, Ring ring, u32 rank) {
         item.leave_at(ring.note(turn));
         const int n = item.n(), half = n / 2;
         const int row = (item.strip * PAIR + rank) * BM, first = item.first + rank * half;
-        const u8* input = work.inputs + 128 * item.kind();
+        const u8* input = work.inputs + MAP_BYTES * item.kind();
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
             ring.empty().wait(ring.parity ^ 1);
             const Barrier full = ring.full();
@@ -341,7 +348,6 @@ template <int N, bool GATED, bool WIDE, bool ADD>
 __device__ __forceinline__ void store_tile(
     const float (&total)[N / 2], const Item& item, const Output& output, float* held, int n,
     int at) {
-    constexpr int AT_ONCE = 32;
     using Way = Exit<GATED, WIDE, ADD>;
     const int t = threadIdx.x % 4, row = spread_row(threadIdx.x % 32 / 4);
     Way way(held, item, output, at, n);
@@ -452,7 +458,7 @@ __device__ __forceinline__ void wide_linear(
     __shared__ u64 barriers[2 * STAGES];
     __shared__ int4 notes[NOTES];
     const u32 rank = cluster_rank();
-    Ring ring{(shared_address(memory) + 1023) / 1024 * 1024, shared_address(barriers),
+    Ring ring{whole_atoms(shared_address(memory)), shared_address(barriers),
               shared_address(notes)};
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
@@ -463,10 +469,10 @@ __device__ __forceinline__ void wide_linear(
     }
     cluster_sync();
     if (threadIdx.x >= MULTIPLIERS) {
-        give_registers<40>();
+        give_registers<FEEDER_REGISTERS>();
         if (threadIdx.x == MULTIPLIERS) feed<GATED>(work, ring, rank);
     } else {
-        take_registers<232>();
+        take_registers<MULTIPLIER_REGISTERS>();
         consume<GATED>(work, ring, rank, output, scale, scale_stride, n);
     }
     // A block that ended could not take its neighbour's releases.

@@ -1,5 +1,5 @@
 // How a kernel waits for what another processor writes, how it is let go, and what of it is counted.
-constexpr int POLLS = 1024;
+constexpr int POLLS = 1024;  // between two looks at the host's memory and the clock, which take long
 
 // Words of the host's memory that a waiting kernel looks at, and where it leaves what it found; from
 // TOLD on what was counted before the last gather.
