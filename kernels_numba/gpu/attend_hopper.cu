@@ -1,8 +1,10 @@
 // Attention of many rows over paged keys and values on sm_90a, bit for bit what attention.cu gives.
+// Launched by attend_wide.py.
+// The same on the CPU: cpu/attention.py, cpu/span.py. Oracle: tests/unit/kernels/test_attention.py.
 //
 // Three warpgroups share the spans of a tile: consecutive rows of one request and all heads of one
-// key head, ROWS of these pairs. A fourth feeds keys and values through the copy engine. A warpgroup
-// weighs keys while the others multiply. Blocks walk over tiles, longest first.
+// key head, up to PLACES of these pairs. A fourth feeds keys and values through the copy engine. A
+// warpgroup weighs keys while the others multiply. Blocks walk over tiles, longest first.
 #include "common.cuh"
 #include "attention.cuh"
 #include "hopper.cuh"

@@ -1,5 +1,6 @@
 // Grouped-query attention of many rows: eight rows a block share the spans of their slot; a warp
-// keeps one row's sixteen heads. Bits are those of attention.cu.
+// keeps one row's sixteen heads. Bits are those of attention.cu. Launched by attend.py.
+// The same on the CPU: cpu/attention.py, cpu/span.py. Oracle: tests/unit/kernels/test_attention.py.
 #include "common.cuh"
 #include "attention.cuh"
 #include "span.cuh"

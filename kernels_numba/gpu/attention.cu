@@ -1,4 +1,7 @@
 // Rotary with cache write, and grouped-query attention of few rows over paged keys and values.
+// Launched by attend.py and, rotary_cache_write, by backend.py.
+// The same on the CPU: cpu/rotary.py, cpu/attention.py, cpu/span.py. Oracle:
+// tests/unit/kernels/test_attention.py.
 //
 // All kernels, attend_shared.cu's and attend_hopper.cu's too, compute a span by the same
 // instructions, so a row's bits do not depend on which of them ran.

@@ -2,6 +2,8 @@
 // positions; each gives a maximum, a sum and a weighted row of values from nothing but itself, and
 // spans merge in order. A score is a chain of matrix instructions over sixteen values of the head
 // each, weighted values a chain over sixteen keys each, sums go by lane, key by key, 32 keys at a time.
+// Included by attention.cu, attend_shared.cu and attend_hopper.cu.
+// The same on the CPU: cpu/span.py.
 
 constexpr int SPAN = 128;
 

@@ -1,4 +1,6 @@
 // Logits as ranks, and a bound that enough of a row's group tops reach, found from the ranks' bits.
+// Included by pick.cu.
+// The same on the CPU: cpu/pick.py, by np.partition. Oracle: tests/unit/kernels/test_pick.py.
 
 // Threads of a block that finds it.
 constexpr int SCAN_THREADS = 512;

@@ -1,6 +1,8 @@
 // What a rank does with the others over the RoCE bus, from the device: words go into the slab that the
 // poller has registered, the peers' come out of it. Recorded in graphs, these kernels are all that a
 // replay needs of the host: numbers and places in the rings are kept on the device and counted there.
+// Launched by bus.py.
+// The same on the CPU: cpu/bus.py. Oracle: tests/sum_oracles.py in tests/emulated/test_emulated_bus.py.
 //
 // Memory of the slab is the host's, and adapters write it: it is read and written by accesses of
 // system scope alone, which no cache of the device answers. A channel's record is in the device's

@@ -1,4 +1,6 @@
 // What the GPUs of one host do together through memory that all of them can write and read.
+// Launched by ranks.py and, reduce_gathered, by nccl.py.
+// The same on the CPU: cpu/exchange.py, cpu/merge.py. Test: tests/emulated/test_emulated_ranks.py.
 //
 // Small parts are pushed: a line of 16 bytes carries 8 bytes of data and the number of the
 // collective, and is written and read whole, so whoever sees the number has the data. Large parts

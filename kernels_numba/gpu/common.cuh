@@ -1,5 +1,5 @@
 // Types, bf16 conversions and the one matrix instruction that every kernel shares. No headers, so
-// that the runtime compiler needs nothing beside itself.
+// that the runtime compiler needs nothing beside itself. Included by every .cu.
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;

@@ -1,6 +1,8 @@
 // One row's token from its candidates: temperature, top-k, min-p, top-p and the draw with a given
 // number, bit for bit as dgpp.sample computes it. One block a row; between its barriers every thread
-// takes the same way.
+// takes the same way. Included by step.cu.
+// The same on the CPU: dgpp/sample. Test, with that for its oracle:
+// tests/unit/sample/test_device_draw.py.
 //
 // No sum here is a fused multiply-add, and no float32 subnormal is flushed: dgpp.sample knows
 // neither.

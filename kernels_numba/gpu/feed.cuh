@@ -1,8 +1,6 @@
 // What linear_few.cu works on, and how it comes to a warp: weights, and FP8's scales with them, through
-// shared memory, NVFP4's scales and rows of x in registers, all asked for ahead of time.
-//
-// A strip is what one matrix instruction takes: two bands of eight rows (GATED: one of gate rows and its
-// one of up rows). An item is some strips that follow one another, against one tile of rows of x.
+// shared memory, NVFP4's scales and rows of x in registers, all asked for ahead of time. streamed.cuh
+// says what strips, bands and items are. Included by linear_few.cu.
 
 // 16-byte units of a row's chunk that one lane reads.
 constexpr int UNITS = CHUNK_BYTES / 64;

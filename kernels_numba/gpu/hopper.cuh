@@ -1,6 +1,7 @@
 // What sm_90a has beyond mma.sync: barriers in shared memory that count bytes, tiles copied by the
 // copy engine, matrix instructions of a warpgroup. Given the same sixteen values of K, such an
-// instruction gives the bits of mma.sync (tests/gpu holds it to that).
+// instruction gives the bits of mma.sync (tests/gpu holds it to that). Included by tile_hopper.cu and
+// attend_hopper.cu.
 
 constexpr int WARPGROUP = 128;  // threads of a warpgroup
 

@@ -1,4 +1,6 @@
 // out = weights * x for few rows: weights stream through once, 16 bytes a lane.
+// Launched by project.py, dealt by dealing.py.
+// The same on the CPU: cpu/linear.py, cpu/dot.py. Oracle: tests/unit/kernels/test_linear.py.
 //
 // An item is STRIPS strips of 16 weight rows (GATED: 8 gate rows and their 8 up rows) against one
 // tile of at most 8 * TOKENS rows of x. A block's warps split K and merge in warp order. Each lane

@@ -1,5 +1,7 @@
 // out = weights * x for at most eight rows of x and many of weights, bit for bit what linear.cu gives:
 // with less done beside the products, and every block with as many weights as any other.
+// Launched by project.py, dealt by dealing.py. Structs named as linear.cu's have the same part here.
+// The same on the CPU: cpu/linear.py, cpu/dot.py. Oracle: tests/unit/kernels/test_linear.py.
 //
 // A block's warps split K and merge in warp order. Each lane copies the bytes that it will multiply
 // itself into its own places of shared memory, some chunks ahead and across items, so that nothing in

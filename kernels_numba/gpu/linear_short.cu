@@ -1,5 +1,7 @@
 // out = weights * x for at most eight rows of x and few of bf16 weights, bit for bit what linear.cu
 // gives.
+// Launched by project.py, dealt by dealing.py.
+// The same on the CPU: cpu/linear.py, cpu/dot.py. Oracle: tests/unit/kernels/test_linear.py.
 //
 // So few weights keep no memory busy: what counts is how long a block takes from the end of the kernels
 // in front of it. It takes one band of eight weight rows, half of a matrix instruction, and has all of

@@ -1,4 +1,6 @@
-// How the spans of a head merge, in order, one value a thread: attend_merge's part of attention.cu.
+// How the spans of a head merge, in order, one value a thread: attend_merge's part of attention.cu,
+// which includes it.
+// The same on the CPU: cpu/span.py. Oracle: tests/unit/kernels/test_attention.py.
 
 // Spans whose factors a warp finds at once; of their values, as many are on their way at once, in
 // batches of which those that are whole are followed by the rest.

@@ -1,4 +1,6 @@
 // Sigmoid routing, grouping of pairs by expert, and the weighted combination.
+// Launched by experts.py; the experts' projections are linear.cu's and its kin's.
+// The same on the CPU: cpu/moe.py. Oracle: tests/unit/kernels/test_moe.py.
 #include "common.cuh"
 
 constexpr int MOST_EXPERTS = 1024;  // 32 to a lane, whose choices are the bits of a word

@@ -1,4 +1,6 @@
 // From logits to candidates: penalties, bias, mask; exact head of the canonical order; log-sum-exp.
+// Launched by picker.py and, keep_entries, by slot_tables.py.
+// The same on the CPU: cpu/pick.py. Oracle: tests/unit/kernels/test_pick.py.
 #include "common.cuh"
 #include "bound.cuh"
 

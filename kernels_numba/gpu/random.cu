@@ -1,4 +1,7 @@
 // Seeded random weights in checkpoint form, made where they lie.
+// Launched by dummy.py.
+// The same on the CPU, with other numbers: kernels_numba/weights.py. Test:
+// tests/unit/kernels/test_dummy.py.
 #include "common.cuh"
 
 // One step of splitmix64: a well mixed function of (seed, index).

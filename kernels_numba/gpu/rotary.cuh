@@ -1,5 +1,7 @@
 // What happens to heads between projection and attention: norm and rotation. Eight lanes have a head:
 // lane r of them holds its values 32 j + 4 r ... + 3, and of each the one that it rotates with.
+// Included by attention.cu.
+// The same on the CPU: cpu/rotary.py. Oracle: tests/unit/kernels/test_attention.py.
 
 constexpr int OWN = HEAD_DIM / 32;
 constexpr int HEAD_LANES = 8;

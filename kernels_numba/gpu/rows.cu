@@ -1,4 +1,6 @@
 // Row work that touches no matrix: embedding, norm, conversion, joining.
+// Launched by backend.py and project.py, weave_rows by wide.py.
+// The same on the CPU: cpu/rows.py, cpu/norm.py. Oracle: tests/unit/kernels/test_linear.py.
 #include "common.cuh"
 
 constexpr int NORM_THREADS = 256;

@@ -1,6 +1,7 @@
 // A span of keys and values in shared memory, and what matrix instructions make of it: how the
 // kernels of attention.cu and attend_shared.cu read the cache, bf16 [blocks, kv_heads, block_tokens,
-// HEAD_DIM]; HEAD_DIM is the head's width padded to 32.
+// HEAD_DIM]; HEAD_DIM is the head's width padded to 32. Included by these two.
+// The same on the CPU: cpu/span.py.
 
 constexpr int UNITS = HEAD_DIM / 8;  // of 16 bytes, of a head's row
 constexpr int STEPS = HEAD_DIM / 32;  // two matrix instructions each

@@ -1,4 +1,6 @@
 // What stands around the forward pass of a step: fed tokens before it, the engine's own picks after.
+// Launched by backend.py and, draw_rows, by picker.py. The CPU backend has neither: there the sampler
+// draws.
 #include "common.cuh"
 #include "draw.cuh"
 

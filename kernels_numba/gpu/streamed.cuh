@@ -1,6 +1,6 @@
 // What the streaming kernels (linear.cu, linear_few.cu, linear_short.cu) are told: a fixed matrix that
 // the same rows of x meet, the experts' matrices, each for its own tiles of rows of x, or both; and
-// which items a block takes. dealing.py says how many.
+// which items a block takes. dealing.py says how many. Included by these three.
 //
 // `n` counts weight rows of one matrix (GATED: gate rows, and as many up rows behind them), `rows` rows
 // of x. Of each matrix and its tile of rows of x:

@@ -1,4 +1,6 @@
 // out = weights * x for many rows, bit for bit what linear.cu gives for few.
+// Launched by project.py.
+// The same on the CPU: cpu/linear.py, cpu/dot.py. Oracle: tests/unit/kernels/test_linear.py.
 //
 // A block owns 128 weight rows and BN rows of x, staged in shared memory. It walks K in linear.cu's
 // order: the run of its warp 0, then of warp 1, ..., each summed from zero and then added to the

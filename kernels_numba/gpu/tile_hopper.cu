@@ -1,4 +1,6 @@
 // out = weights * x for many rows on sm_90a, bit for bit what linear.cu gives for few.
+// Launched by wide.py.
+// The same on the CPU: cpu/linear.py, cpu/dot.py. Oracle: tests/unit/kernels/test_linear.py.
 //
 // Two warpgroups own 64 weight rows each and up to MOST rows of x. Weights pass through registers,
 // in the lanes and the order in which linear.cu's warps hold them; x lies in shared memory woven

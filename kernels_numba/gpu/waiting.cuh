@@ -1,4 +1,5 @@
 // How a kernel waits for what another processor writes, how it is let go, and what of it is counted.
+// Included by bus.cu and collective.cu.
 constexpr int POLLS = 1024;  // between two looks at the host's memory and the clock, which take long
 
 // Words of the host's memory that a waiting kernel looks at, and where it leaves what it found; from

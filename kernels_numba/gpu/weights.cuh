@@ -1,4 +1,6 @@
-// How a lane of a warp reads its share of a weight row. FORMAT is a `kernels_numba.weights.Form`.
+// How a lane of a warp reads its part of a weight row. FORMAT is a `kernels_numba.weights.Form`.
+// Included by linear.cu, linear_few.cu, linear_short.cu, tile.cu and tile_hopper.cu.
+// The same on the CPU: cpu/forms.py. Oracle: tests/unit/kernels/kernel_oracles.py.
 //
 // K is cut into chunks, and the chunks into eight runs, one a warp, as even as they can be, longer
 // ones first. Inside a chunk, step s feeds two matrix instructions with eight values per lane. The
