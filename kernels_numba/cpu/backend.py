@@ -74,6 +74,13 @@ class CpuPlane(CpuEntries):
         super().__init__(*held)
 
 
+def _norming(norm: Norm | None, x: Block) -> linear_kernels.Norming:
+    """What a projection of `x` takes for its norm."""
+    if norm is None:
+        return linear_kernels.NO_NORM
+    return norm.weight.address, x.width, norm.eps
+
+
 class _RouteHandle:
     """The addresses of a `Routes`, and room to sort its choices by expert."""
 
@@ -274,11 +281,11 @@ class CpuBackend(CpuExtended, CpuImages):
         raw = self._raw
         if raw.width < matrix.rows and (add or bias is not None):
             raw = self._raw = grown(raw, self.capacity, matrix.rows)
+        shift = 0 if bias is None else bias.address
         linear_kernels.linear(
-            matrix.dot, x.address, x.stride, rows.count, *matrix.weights, matrix.rows,
-            matrix.depth, 0 if bias is None else bias.address, int(add), raw.address, raw.stride,
-            out.address, out.stride, self._panels.address, self._panels.stride,
-            *self._norm_arguments(norm, x),
+            matrix.dot, x.place, rows.count, matrix.weights, matrix.rows, matrix.depth, shift,
+            int(add), raw.place, out.place, self._panels.place, _norming(norm, x),
+            self._normed.place,
         )  # fmt: skip
 
     def gated(
@@ -294,18 +301,12 @@ class CpuBackend(CpuExtended, CpuImages):
         raw = self._raw
         if raw.width < gate_up.rows:
             raw = self._raw = grown(raw, self.capacity, gate_up.rows)
+        run = max(linear_kernels.FINE, gate_up.rows // (16 * self.threads) // 4 * 4)
         linear_kernels.gated(
-            gate_up.dot, x.address, x.stride, rows.count, *gate_up.weights, gate_up.rows // 2,
-            gate_up.depth, raw.address, raw.stride, out.address, out.stride, self._panels.address,
-            self._panels.stride, *self._norm_arguments(norm, x),
-            max(linear_kernels.FINE, gate_up.rows // (16 * self.threads) // 4 * 4), limit,
+            gate_up.dot, x.place, rows.count, gate_up.weights, gate_up.rows // 2, gate_up.depth,
+            raw.place, out.place, self._panels.place, _norming(norm, x), self._normed.place, run,
+            limit,
         )  # fmt: skip
-
-    def _norm_arguments(self, norm: Norm | None, x: Block) -> tuple[int, int, float, int, int]:
-        normed = self._normed
-        if norm is None:
-            return 0, 0, 0.0, 0, 0
-        return norm.weight.address, x.width, norm.eps, normed.address, normed.stride
 
     def head(
         self,
@@ -318,10 +319,11 @@ class CpuBackend(CpuExtended, CpuImages):
         count = len(index)
         packed = self._pairs["input"] = grown(self._pairs["input"], max(count, 1), x.width)
         packed.array[:count, : x.width] = x.array[list(index), : x.width]
+        to, no_bias, no_residual = (int(out.ctypes.data), int(out.strides[0])), 0, 0
         linear_kernels.linear(
-            table.dot, packed.address, packed.stride, count, *table.weights, table.rows,
-            table.depth, 0, 0, 0, 0, int(out.ctypes.data), int(out.strides[0]),
-            self._panels.address, self._panels.stride, *self._norm_arguments(norm, x),
+            table.dot, packed.place, count, table.weights, table.rows, table.depth, no_bias,
+            no_residual, self._raw.place, to, self._panels.place, _norming(norm, x),
+            self._normed.place,
         )  # fmt: skip
 
     # Attention ---------------------------------------------------------------------------------
@@ -410,10 +412,11 @@ class CpuBackend(CpuExtended, CpuImages):
     def route(self, rows: Rows, x: Block, routing: Routing, routes: Routes) -> None:
         gate: CpuMatrix = routing.gate
         raw = self._raw = grown(self._raw, self.capacity, 3 * padded(routing.experts))
+        no_bias, no_residual = 0, 0
         linear_kernels.linear(
-            gate.dot, x.address, x.stride, rows.count, *gate.weights, gate.rows, gate.depth,
-            0, 0, 0, 0, raw.address, raw.stride, self._panels.address, self._panels.stride,
-            0, 0, 0.0, 0, 0,
+            gate.dot, x.place, rows.count, gate.weights, gate.rows, gate.depth, no_bias,
+            no_residual, raw.place, raw.place, self._panels.place, linear_kernels.NO_NORM,
+            self._normed.place,
         )  # fmt: skip
         moe_kernels.route(
             raw.address, raw.stride, rows.count, routing.experts, int(routing.scores),

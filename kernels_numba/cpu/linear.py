@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 
 from kernels_numba.cpu.dot import WIDEN_ROWS, dot_block
+from kernels_numba.cpu.matrix import Weights
+from kernels_numba.cpu.memory import Place
 from kernels_numba.cpu.norm import rms_rows
 from kernels_numba.cpu.pointers import view_f32
 from kernels_numba.cpu.scalar import sigmoid32
@@ -15,6 +19,11 @@ FINE = 16
 PANEL_BYTES = 384 << 10
 """A widened block of weight rows stays in a core's second-level cache."""
 WIDE = 64
+
+Norming: TypeAlias = "tuple[int, int, float]"
+"""The norm of a projection's input: address of its weights (0: there is none), values of a row that
+it is taken over, and eps."""
+NO_NORM: Norming = (0, 0, 0.0)
 
 
 @kernel(inline=True)
@@ -75,85 +84,93 @@ def silu_gate(gate: int, up: int, out: int, count: int, limit: float) -> None:
 
 @kernel(parallel=True)
 def _project(
-    dot: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
-    scale_stride: int, factors: int, columns: int, depth: int, bias: int, residual: int,
-    raw: int, raw_stride: int, out: int, out_stride: int, panels: int, panel_stride: int,
+    dot: int, x: Place, rows: int, weights: Weights, columns: int, depth: int, bias: int,
+    residual: int, raw: Place, out: Place, panels: Place,
 ) -> None:  # fmt: skip
+    source, source_stride = x
+    w, w_stride, scale, scale_stride, factors = weights
+    held, held_stride = raw
+    to, to_stride = out
+    panel, panel_stride = panels
     step = task_columns(rows, depth)
     for task in prange((columns + step - 1) // step):
         c = task * step
         count = min(step, columns - c)
         direct = bias == 0 and residual == 0
-        target = out if direct else raw
-        target_stride = out_stride if direct else raw_stride
-        dot_block(dot, x, x_stride, rows, w + c * w_stride, w_stride, scale + c * scale_stride,
-                  scale_stride, factors + 4 * c, count, depth, target + 4 * c, target_stride,
-                  panels + get_thread_id() * panel_stride)  # fmt: skip
+        target = to if direct else held
+        target_stride = to_stride if direct else held_stride
+        dot_block(dot, source, source_stride, rows, w + c * w_stride, w_stride,
+                  scale + c * scale_stride, scale_stride, factors + 4 * c, count, depth,
+                  target + 4 * c, target_stride,
+                  panel + get_thread_id() * panel_stride)  # fmt: skip
         if not direct:
             shift = bias + 4 * c if bias != 0 else 0
             for r in range(rows):
-                finish(raw + r * raw_stride + 4 * c, shift, out + r * out_stride + 4 * c, count,
+                finish(held + r * held_stride + 4 * c, shift, to + r * to_stride + 4 * c, count,
                        residual)  # fmt: skip
+
+
+@kernel(inline=True)
+def _normed(x: Place, rows: int, depth: int, norm: Norming, normed: Place) -> Place:
+    """Where the rows lie that a projection reads: `normed`, once they are there, or `x` itself."""
+    weight, width, eps = norm
+    if weight == 0:
+        return x
+    rms_rows(x[0], x[1], rows, weight, width, depth, eps, normed[0], normed[1])
+    return normed
 
 
 @kernel()
 def linear(
-    dot: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
-    scale_stride: int, factors: int, columns: int, depth: int, bias: int, residual: int,
-    raw: int, raw_stride: int, out: int, out_stride: int, panels: int, panel_stride: int,
-    norm: int, width: int, eps: float, normed: int, normed_stride: int,
+    dot: int, x: Place, rows: int, weights: Weights, columns: int, depth: int, bias: int,
+    residual: int, raw: Place, out: Place, panels: Place, norm: Norming, normed: Place,
 ) -> None:  # fmt: skip
-    """out[r] = W · n(x[r]) (+ bias) (+ out[r]); n is the RMS norm by `norm`, or nothing when 0."""
-    source = x
-    source_stride = x_stride
-    if norm != 0:
-        rms_rows(x, x_stride, rows, norm, width, depth, eps, normed, normed_stride)
-        source = normed
-        source_stride = normed_stride
-    _project(dot, source, source_stride, rows, w, w_stride, scale, scale_stride, factors, columns,
-             depth, bias, residual, raw, raw_stride, out, out_stride, panels,
-             panel_stride)  # fmt: skip
+    """out[r] = W · n(x[r]) (+ bias) (+ out[r]); n is the RMS norm by `norm`, or nothing.
+
+    `dot`, `weights` and `depth` are the matrix's, `columns` are its rows. `bias` is an address or
+    0, `residual` 1 where out[r] is added. Scratch: `raw` (only with one of these) and `normed`
+    (only with a norm) have as many rows as `x`, `panels` one for each core.
+    """
+    source = _normed(x, rows, depth, norm, normed)
+    _project(dot, source, rows, weights, columns, depth, bias, residual, raw, out,
+             panels)  # fmt: skip
 
 
 @kernel(parallel=True)
-def gated_rows(
-    dot: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
-    scale_stride: int, factors: int, half: int, depth: int, raw: int, raw_stride: int,
-    out: int, out_stride: int, panels: int, panel_stride: int, run: int, limit: float,
+def _gate_rows(
+    dot: int, x: Place, rows: int, weights: Weights, half: int, depth: int, raw: Place, out: Place,
+    panels: Place, run: int, limit: float,
 ) -> None:  # fmt: skip
-    """out[r] = silu(G · x[r]) · (U · x[r]): rows 0 … half−1 of W are G, the next `half` are U.
-
-    With few rows a task takes `run` columns: each switch between G and U starts a cold stream.
-    """
+    source, source_stride = x
+    w, w_stride, scale, scale_stride, factors = weights
+    held, held_stride = raw
+    to, to_stride = out
+    first_panel, panel_stride = panels
     step = run if rows < WIDEN_ROWS else task_columns(rows, depth)
     for task in prange((half + step - 1) // step):
         c = task * step
         count = min(step, half - c)
-        panel = panels + get_thread_id() * panel_stride
+        panel = first_panel + get_thread_id() * panel_stride
         for part in range(2):
             n = c + part * half
-            dot_block(dot, x, x_stride, rows, w + n * w_stride, w_stride, scale + n * scale_stride,
-                      scale_stride, factors + 4 * n, count, depth, raw + 4 * n, raw_stride,
-                      panel)  # fmt: skip
+            dot_block(dot, source, source_stride, rows, w + n * w_stride, w_stride,
+                      scale + n * scale_stride, scale_stride, factors + 4 * n, count, depth,
+                      held + 4 * n, held_stride, panel)  # fmt: skip
         for r in range(rows):
-            line = raw + r * raw_stride + 4 * c
-            silu_gate(line, line + 4 * half, out + r * out_stride + 4 * c, count, limit)
+            line = held + r * held_stride + 4 * c
+            silu_gate(line, line + 4 * half, to + r * to_stride + 4 * c, count, limit)
 
 
 @kernel()
 def gated(
-    dot: int, x: int, x_stride: int, rows: int, w: int, w_stride: int, scale: int,
-    scale_stride: int, factors: int, half: int, depth: int, raw: int, raw_stride: int,
-    out: int, out_stride: int, panels: int, panel_stride: int, norm: int, width: int, eps: float,
-    normed: int, normed_stride: int, run: int, limit: float,
+    dot: int, x: Place, rows: int, weights: Weights, half: int, depth: int, raw: Place, out: Place,
+    panels: Place, norm: Norming, normed: Place, run: int, limit: float,
 ) -> None:  # fmt: skip
-    """`gated_rows` of the normalised rows (of the rows as they are when `norm` is 0)."""
-    source = x
-    source_stride = x_stride
-    if norm != 0:
-        rms_rows(x, x_stride, rows, norm, width, depth, eps, normed, normed_stride)
-        source = normed
-        source_stride = normed_stride
-    gated_rows(dot, source, source_stride, rows, w, w_stride, scale, scale_stride, factors, half,
-               depth, raw, raw_stride, out, out_stride, panels, panel_stride, run,
-               limit)  # fmt: skip
+    """out[r] = silu(G · n(x[r])) · (U · n(x[r])), n as in `linear`.
+
+    Rows 0 … half−1 of W are G, the next `half` are U. With few rows of x a task takes `run`
+    columns: each switch between G and U starts a cold stream. `limit` is `silu_gate`'s; the
+    rest as in `linear`, but `raw` is always written: 2 · half values a row.
+    """
+    source = _normed(x, rows, depth, norm, normed)
+    _gate_rows(dot, source, rows, weights, half, depth, raw, out, panels, run, limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,10 @@ import numpy.typing as npt
 from kernels_numba.cpu.dot import block_address, row_address
 from kernels_numba.cpu.memory import allocate
 from kernels_numba.weights import LAYOUTS, VECTOR, Form, Part
+
+Weights: TypeAlias = "tuple[int, int, int, int, int]"
+"""A matrix as kernels take it: address and row stride of the data, the same of the scales, and the
+address of the per-row factors (in a grid: of uint32 offsets of the rows' scales)."""
 
 
 def _taken(array: npt.NDArray[Any], index: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
@@ -23,9 +27,8 @@ def _taken(array: npt.NDArray[Any], index: npt.NDArray[np.int32]) -> npt.NDArray
 class CpuMatrix:
     """[N, K] in checkpoint form, copied once into huge pages so that the file can be let go.
 
-    `weights` are arguments of every kernel that reads a matrix: address and row stride of the data,
-    of the scales, and the address of the per-row factors (in a grid: uint32 offsets of the rows'
-    scales). `dot` and `widen` are the addresses of the form's block and row reader.
+    `weights` are arguments of every kernel that reads a matrix. `dot` and `widen` are the addresses
+    of the form's block and row reader.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -115,7 +118,7 @@ class CpuMatrix:
     def _find(self) -> None:
         """Note where the arrays lie."""
         lines = len(self.scale)
-        self.weights = (
+        self.weights: Weights = (
             int(self.data.ctypes.data),
             int(self.data.strides[0]),
             int(self.scale.ctypes.data) if lines else 0,

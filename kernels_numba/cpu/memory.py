@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ import numpy.typing as npt
 from kernels_numba.weights import VECTOR
 
 HUGE = 2 << 20
+
+Place: TypeAlias = "tuple[int, int]"
+"""Where rows lie, as kernels take it: address of the first, and bytes from one to the next."""
 
 
 def allocate(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -42,14 +45,16 @@ def padded(width: int) -> int:
 
 
 class Block:
-    """A two-dimensional array with what kernels need of it: address and row stride in bytes."""
+    """A two-dimensional array with what kernels need of it: address and row stride in bytes, and
+    both as one `place`."""
 
-    __slots__ = ("address", "array", "stride", "width")
+    __slots__ = ("address", "array", "place", "stride", "width")
 
     def __init__(self, array: npt.NDArray[Any], width: int | None = None) -> None:
         self.array = array
         self.address = int(array.ctypes.data)
         self.stride = int(array.strides[0]) if array.ndim > 1 else 0
+        self.place: Place = (self.address, self.stride)
         self.width = int(array.shape[-1]) if width is None else width
 
 
