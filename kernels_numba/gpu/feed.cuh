@@ -31,8 +31,8 @@ constexpr int STRIP = GATED ? BAND : 2 * BAND;
 constexpr bool HALVES = FORMAT == 3;
 constexpr bool WHOLE_STRIPS = FORMAT == 2;
 
-// An item's rows `first` ... `behind` - 1; none where `behind` is not above `first`. Of its first strip
-// the low band is another item's where it is `lone`.
+// An item's weight rows `first` ... `behind` - 1; none where `behind` is not above `first`. Of its
+// first strip the low band is another item's where it is `lone`.
 template <bool GATED>
 struct Span {
     int first, behind;
@@ -103,7 +103,7 @@ struct Work {
     }
 };
 
-// A lane's two rows of every strip of an item: where a chunk of them lies, or its scales.
+// A lane's two weight rows of every strip of an item: where a chunk of them lies, or its scales.
 template <bool GATED>
 struct Lines {
     const u8 *low, *high;

@@ -46,7 +46,7 @@ struct Work {
     const int* used;
     const int* gather;
 
-    __device__ __forceinline__ int first_row(const Item& item) const {
+    __device__ __forceinline__ int first_weight_row(const Item& item) const {
         return item.group * STRIPS * EACH;
     }
     __device__ __forceinline__ u32 expert_base(const Item& item) const {
@@ -85,7 +85,7 @@ struct ChunkStream {
     Slot<STRIPS>* slots;
     int begin, end, chunk, slot;
     ItemCursor cursor;
-    u32 rows[STRIPS][2];
+    u32 weight_rows[STRIPS][2];
 
     __device__ __forceinline__ ChunkStream(const WORK& of, void* memory, int first, int behind)
         : work(of), slots(static_cast<Slot<STRIPS>*>(memory) + threadIdx.x / 32 * STAGES),
@@ -95,9 +95,10 @@ struct ChunkStream {
         const u32 base = work.expert_base(cursor);
 #pragma unroll
         for (int m = 0; m < STRIPS; ++m) {
-            const int n = work.first_row(cursor) + m * WORK::EACH + threadIdx.x % 32 / 4;
-            rows[m][0] = base + min(n, work.n - 1);
-            rows[m][1] = WORK::EACH == 8 ? rows[m][0] + work.n : base + min(n + 8, work.n - 1);
+            const int n = work.first_weight_row(cursor) + m * WORK::EACH + threadIdx.x % 32 / 4;
+            weight_rows[m][0] = base + min(n, work.n - 1);
+            weight_rows[m][1] = WORK::EACH == 8 ? weight_rows[m][0] + work.n
+                                                : base + min(n + 8, work.n - 1);
         }
     }
 
@@ -122,7 +123,7 @@ struct ChunkStream {
         for (int m = 0; m < STRIPS; ++m) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const u8* from = row_address(first, rows[m][half], stride);
+                const u8* from = row_address(first, weight_rows[m][half], stride);
 #pragma unroll
                 for (int u = 0; u < UNITS; ++u) {
                     copy_async<16>(&to.data[m][half][u][lane], from + 64 * u);
@@ -130,7 +131,7 @@ struct ChunkStream {
 #if FORMAT != 1
                 copy_async<SCALE_BYTES>(
                     &to.scales[m][half][lane],
-                    row_address(first_scale, rows[m][half] / SCALE_ROWS, scale_stride));
+                    row_address(first_scale, weight_rows[m][half] / SCALE_ROWS, scale_stride));
 #endif
             }
         }
@@ -369,7 +370,7 @@ __device__ __forceinline__ void finish(
             second += at[w * PARTS * STRIP_SUMS + 2];
         }
         const u32 to = work.output(item, 8 * i + column);
-        const int n = work.first_row(item) + m * work.EACH + row;
+        const int n = work.first_weight_row(item) + m * work.EACH + row;
         if (GATED) {
             if (n < work.n) output.gated(to, n, base + n, base + n + work.n, first, second);
         } else {
