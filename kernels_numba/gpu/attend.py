@@ -25,7 +25,7 @@ SHARED_THREADS = 256
 FEW = 64
 WARP = 32
 NEW_BLOCKS = 4
-"""Blocks of attend_new for which a processor has registers at least; the kernel's own constant."""
+"""Most blocks of attend_new that share a processor: its registers have room for as many."""
 PARTIAL_BYTES = 64 << 20
 """Scratch for partial results; rows that need more are done in turns."""
 

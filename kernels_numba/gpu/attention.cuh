@@ -3,7 +3,8 @@
 // spans merge in order. A score is a chain of matrix instructions over sixteen values of the head
 // each, weighted values a chain over sixteen keys each, sums go by lane, key by key, 32 keys at a time.
 // Included by attention.cu, attend_shared.cu and attend_hopper.cu.
-// The same on the CPU: cpu/span.py.
+// The same on the CPU: cpu/span.py, with weights e^x in place of 2^x, and values times the inverse of
+// their sum in place of divided by it. Its sinks and packed rows have no kernels here.
 
 constexpr int SPAN = 128;
 
