@@ -8,17 +8,9 @@ import tempfile
 from pathlib import Path
 
 from kernels_numba.entry_lock import held
-from kernels_numba.gpu.device import load_cupy
+from kernels_numba.gpu.device import cache_folder, load_cupy
 from kernels_numba.gpu.errors import CudaError, FolderError
 from kernels_numba.gpu.source import Unit
-
-CACHE = "~/.cupy/kernel_cache"
-"""CuPy's own default."""
-
-
-def cache_folder() -> Path:
-    """Where compiled units are kept: beside what CuPy compiles for itself."""
-    return Path(os.environ.get("CUPY_CACHE_DIR") or CACHE).expanduser()
 
 
 class Compiler:

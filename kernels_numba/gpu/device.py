@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib.util
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,9 @@ DRIVER_LIBRARY = "libcuda.so.1"
 DEV = Path("/dev")
 DEVICE_FILES = "nvidia[0-9]*"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+CACHE_VARIABLE = "CUPY_CACHE_DIR"
+CACHE = "~/.cupy/kernel_cache"
+"""CuPy's own default."""
 REINSTALL = "see nvidia-smi, and install driver 580 or newer and 'dgpp[cuda]' anew"
 NO_DRIVER = "no NVIDIA driver is installed: install 580 or newer"
 OLDEST_DRIVER = 13000
@@ -77,12 +82,45 @@ def require_installed() -> None:
     raise CudaError("CuPy is not installed: pip install 'dgpp[cuda]'")
 
 
+def cache_folder() -> Path:
+    """Where compiled units are kept: beside what CuPy compiles for itself. Raises FolderError where
+    the path begins with a home that is not known."""
+    named = Path(os.environ.get(CACHE_VARIABLE) or CACHE)
+    try:
+        return named.expanduser()
+    except RuntimeError as error:
+        unknown = OSError(errno.ENOENT, "that home folder is not known", str(named))
+        raise FolderError(unknown) from error
+
+
+def _make_cache_folder() -> None:
+    """The cache folder, there from now on, and CuPy's as well: CuPy takes the variable literally,
+    also an empty one and a tilde. Raises FolderError."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise FolderError(_not_a_folder(folder)) from error
+    except OSError as error:
+        raise FolderError(error) from error
+    os.environ[CACHE_VARIABLE] = str(folder)
+
+
+def _not_a_folder(path: Path) -> OSError:
+    return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+
 def load_cupy() -> Any:
-    """The cupy module. Raises CudaError where it is absent or cannot load its libraries."""
+    """The cupy module. Raises CudaError where it is absent or cannot load its libraries,
+    FolderError where it has no folder for compiled kernels."""
     require_installed()
+    if "cupy" not in sys.modules:
+        _make_cache_folder()
     try:
         import cupy
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, OSError) and cache_folder() in Path(str(error.filename)).parents:
+            raise FolderError(error) from error
         raise CudaError(f"CuPy cannot be imported: {error}; reinstall 'dgpp[cuda]'") from error
     return cupy
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from kernels_numba.gpu.build import Compiler, cache_folder
-from kernels_numba.gpu.device import load_cupy
+from kernels_numba.gpu.build import Compiler
+from kernels_numba.gpu.device import cache_folder, load_cupy
 from kernels_numba.gpu.errors import CudaError, FolderError
 from kernels_numba.gpu.launch import Launcher
 from kernels_numba.gpu.source import Unit
