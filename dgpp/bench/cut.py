@@ -12,7 +12,7 @@ DRAFTED = "compress_ratios"
 none of."""
 SOURCES, CANDIDATES = "index_source_layer_ids", "candidate_source_layer_id"
 """Layers by number, of which one leaves candidates to those after it: of a cut model the last."""
-FIRST = "num_hash_layers"
+FIRST = ("num_hash_layers", "first_k_dense_replace")
 """How many layers from the first on are of a kind."""
 
 
@@ -33,8 +33,7 @@ def cut_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
         else value
         for name, value in config.items()
     }
-    if FIRST in cut:
-        cut[FIRST] = min(cut[FIRST], layers)
+    cut |= {name: min(cut[name], layers) for name in FIRST if isinstance(cut.get(name), int)}
     if SOURCES in cut:
         cut |= _numbered(cut, layers)
     return {**cut, LAYERS: layers}

@@ -38,10 +38,17 @@ MOST = {
     "num_attention_heads": 1 << 14,
     "num_key_value_heads": 1 << 14,
     "intermediate_size": 1 << 24,
+    "moe_intermediate_size": 1 << 24,
+    "n_shared_experts": 1 << 14,
     "max_position_embeddings": 1 << 40,
     "head_dim": 1 << 14,
 }
 """Sizes are the file's, but a damaged one must not be planned for hours."""
+
+
+MOST_EXPERTS = 1 << 14
+MOST_THETA = 1e30
+"""A base of rotary embedding, of which float32 has powers."""
 
 
 def refuse(field: str, what: str) -> CheckpointError:
@@ -84,12 +91,33 @@ def check_sizes(config: msgspec.Struct, most: Mapping[str, int] | None = None) -
     check_range(config, {**known, **(most or {})})
 
 
-def check_range(config: msgspec.Struct, most: Mapping[str, int]) -> None:
-    """Raises CheckpointError for a size that is below 1 or absurd."""
+def check_range(config: msgspec.Struct, most: Mapping[str, int], inside: str = "") -> None:
+    """Raises CheckpointError for a size that is below 1 or absurd. `config` may be what the field
+    `inside` of another holds, "linear_attn_config."."""
     for field, limit in most.items():
         value = getattr(config, field)
         if not 1 <= value <= limit:
-            raise refuse(field, f"is {value}, not within 1..{limit}")
+            raise refuse(f"{inside}{field}", f"is {value}, not within 1..{limit}")
+
+
+def check_bounds(
+    config: msgspec.Struct, fields: Iterable[str], low: float, high: float, inside: str = ""
+) -> None:
+    """Raises CheckpointError naming the first of `fields` that is neither null nor within the
+    bounds; `inside` as in `check_range`."""
+    for field in fields:
+        value = getattr(config, field)
+        if value is not None and not low <= value <= high:
+            raise refuse(f"{inside}{field}", f"is {value}, not within {low}..{high}")
+
+
+def check_theta(config: msgspec.Struct, *fields: str) -> None:
+    """Raises CheckpointError where rotary embedding could not turn by the base `fields`."""
+    for field in fields or ("rope_theta",):
+        if not 1 < getattr(config, field) <= MOST_THETA:
+            raise refuse(
+                field, f"is {getattr(config, field)}, not above 1 and at most {MOST_THETA:g}"
+            )
 
 
 def check_share(config: msgspec.Struct, whole: str, part: str) -> None:
@@ -122,9 +150,8 @@ def check_experts(
     config: msgspec.Struct, experts: str = "n_routed_experts", top: str = "num_experts_per_tok"
 ) -> None:
     """Raises CheckpointError where a token cannot have `top` of so many experts."""
-    count = getattr(config, experts)
-    if not 1 <= getattr(config, top) <= count <= 1 << 14:
-        raise refuse(top, f"is not within 1..{count}")
+    check_range(config, {experts: MOST_EXPERTS})
+    check_range(config, {top: getattr(config, experts)})
 
 
 def check_kinds(config: msgspec.Struct, field: str, allowed: Set[Any]) -> None:
@@ -132,12 +159,6 @@ def check_kinds(config: msgspec.Struct, field: str, allowed: Set[Any]) -> None:
     listed, layers = (getattr(config, name) for name in (field, "num_hidden_layers"))
     if len(listed) != layers or not set(listed) <= allowed:
         raise refuse(field, f"is not {layers} of {sorted(allowed)}")
-
-
-def check_levels(config: msgspec.Struct, field: str, most: int) -> None:
-    """Raises CheckpointError where there are not 0 to `most` draft levels."""
-    if not 0 <= getattr(config, field) <= most:
-        raise refuse(field, f"is {getattr(config, field)}, not within 0..{most}")
 
 
 def check_rotation(field: str, rotated: int, head_dim: int) -> None:

@@ -134,7 +134,7 @@ class Model(Protocol):
         """Logits [len(index), |vocabulary|] of rows of the last forward."""
 
 
-KINDS = (AttributeError, KeyError, IndexError, TypeError, OverflowError, MemoryError, ValueError)
+KINDS = (AttributeError, KeyError, IndexError, TypeError, ArithmeticError, MemoryError, ValueError)
 """What reading a value of another kind than expected comes to."""
 MOST_LAYERS = 4096
 

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from dgpp.models.config_fields import (
+    MOST,
+    check_bounds,
     check_epsilon,
     check_experts,
     check_multiples,
@@ -15,6 +17,7 @@ from dgpp.models.config_fields import (
     check_rotation,
     check_share,
     check_sizes,
+    check_theta,
     refuse,
 )
 from dgpp.models.layers.rope import Yarn
@@ -123,8 +126,7 @@ def check_token(config: SharedRowConfig, field: str) -> None:
 def check_shared_row(config: SharedRowConfig, most: Mapping[str, int], step: int = VECTOR) -> None:
     """Raises CheckpointError naming the first field that is out of range; `most` bounds fields of
     the family's own, rows are of whole `step` values."""
-    more = {"index_topk": 1 << 20, "hc_mult": 16, "hc_sinkhorn_iters": 1000,
-            "moe_intermediate_size": 1 << 24}  # fmt: skip
+    more = {"index_topk": 1 << 20, "hc_mult": 16, "hc_sinkhorn_iters": 1000}
     check_sizes(config, {**dict.fromkeys(RANKS, 1 << 14), **more, **most})
     check_share(config, "num_attention_heads", "o_groups")
     for field in ("head_dim", "index_head_dim"):
@@ -133,9 +135,15 @@ def check_shared_row(config: SharedRowConfig, most: Mapping[str, int], step: int
     check_multiples(config, ("head_dim", "q_lora_rank"), step)
     check_experts(config)
     check_epsilon(config)
+    check_theta(config, "rope_theta", "compress_rope_theta")
 
 
-def check_yarn(field: str, said: str) -> None:
-    """Raises CheckpointError where rotary embedding is stretched otherwise."""
-    if said != "yarn":
+def check_yarn(scaling: YarnScaling, field: str) -> None:
+    """Raises CheckpointError where rotary embedding is stretched otherwise than by YaRN, which
+    `field` names, or by absurd measures."""
+    if (said := getattr(scaling, field)) != "yarn":
         raise refuse(f"rope_scaling.{field}", f"is {said!r}, not 'yarn'")
+    check_bounds(scaling, ["factor"], 1, 1024, "rope_scaling.")
+    check_bounds(scaling, ("beta_fast", "beta_slow"), 0.001, 1e6, "rope_scaling.")
+    positions = MOST["max_position_embeddings"]
+    check_range(scaling, {"original_max_position_embeddings": positions}, "rope_scaling.")

@@ -58,7 +58,7 @@ def _check_layers(config: DeepseekV4Config) -> None:
 
 
 def _check(config: DeepseekV4Config) -> None:
-    check_shared_row(config, {"n_shared_experts": 1 << 14})
+    check_shared_row(config, {})
     _check_layers(config)
     if config.stages:
         check_drafts(config, range(config.num_hidden_layers))
@@ -67,7 +67,7 @@ def _check(config: DeepseekV4Config) -> None:
     dim = config.index_head_dim
     if dim < INDEX_TILE or dim & (dim - 1):
         raise refuse("index_head_dim", f"is {dim}, not a power of two from {INDEX_TILE} on")
-    check_yarn("type", config.rope_scaling.type)
+    check_yarn(config.rope_scaling, "type")
 
 
 def _check_quantisation(found: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dgpp.models.config_fields import (
+    check_bounds,
     check_experts,
     check_multiples,
     check_range,
@@ -121,6 +122,7 @@ def _check_engram(config: DeepseekV41Config) -> None:
     if len(config.engram_num_embeddings) != len(config.engram_layer_ids):
         raise refuse("engram_num_embeddings", "is not one for each of engram_layer_ids")
     check_token(config, "engram_pad_token_id")
+    check_bounds(config, ["image_token_id"], -1, config.vocab_size - 1)
 
 
 def _check(config: DeepseekV41Config) -> None:
@@ -130,7 +132,7 @@ def _check(config: DeepseekV41Config) -> None:
     _check_drafts(config)
     _check_engram(config)
     check_multiples(config, ("index_head_dim", "engram_head_dim"), GROUP)
-    check_yarn("rope_type", config.rope_scaling.rope_type)
+    check_yarn(config.rope_scaling, "rope_type")
 
 
 def _check_quantisation(found: object) -> None:

@@ -7,11 +7,15 @@ from typing import Any, Protocol
 import msgspec
 
 from dgpp.models.config_fields import (
+    MOST,
     SILENT,
+    check_bounds,
     check_epsilon,
+    check_range,
     check_rotation,
     check_share,
     check_sizes,
+    check_theta,
     fold_rope,
     read_fields,
     refuse,
@@ -66,7 +70,10 @@ def is_drafter(config: dict[str, Any]) -> bool:
 
 
 def _check(config: DFlash2Config) -> None:
-    check_sizes(config)
+    layers = MOST["num_hidden_layers"]
+    check_sizes(config, {"sliding_window": 1 << 24, "num_target_layers": layers})
+    check_bounds(config, ["max_window_layers"], 0, layers)
+    check_theta(config)
     check_share(config, "num_attention_heads", "num_key_value_heads")
     check_rotation("head_dim", config.head_dim, config.head_dim)
     if set(config.layer_types) != {"sliding_attention"}:
@@ -79,14 +86,14 @@ def _check(config: DFlash2Config) -> None:
         raise refuse("dflash_config.conv_kernel_size", f"is {block.conv_kernel_size}, not 2")
     if block.conv_group_size < 1 or config.hidden_size % block.conv_group_size:
         raise refuse("dflash_config.conv_group_size", "does not divide hidden_size")
-    if not 2 <= block.block_size <= 64:
-        raise refuse("dflash_config.block_size", f"is {block.block_size}, not within 2..64")
-    if not 1 <= block.selector_top_k <= 128 or block.selector_rank < 1:
-        raise refuse("dflash_config.selector_top_k", f"is {block.selector_top_k}")
+    inside = "dflash_config."
+    check_bounds(block, ["block_size"], 2, 64, inside)
+    check_range(block, {"selector_top_k": 128, "selector_rank": 1 << 14}, inside)
     if not 0 <= block.mask_token_id < config.vocab_size:
         raise refuse("dflash_config.mask_token_id", f"is {block.mask_token_id}, no token")
     taps = block.target_layer_ids
-    if not taps or sorted(set(taps)) != list(taps) or taps[-1] >= config.num_target_layers:
+    known = set(range(config.num_target_layers))
+    if not taps or sorted(known.intersection(taps)) != list(taps):
         raise refuse("dflash_config.target_layer_ids", f"is {list(taps)}, not ascending layers")
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from dgpp.models.config_fields import (
+    check_bounds,
     check_epsilon,
     check_experts,
     check_kinds,
-    check_levels,
     check_multiples,
     check_sizes,
     refuse,
@@ -82,5 +82,6 @@ def check_latent(
     if config.qk_head_dim not in (None, head):
         raise refuse("qk_head_dim", f"is {config.qk_head_dim}, its parts are {head}")
     check_experts(config)
-    check_levels(config, "num_nextn_predict_layers", 16)
+    check_bounds(config, ["num_nextn_predict_layers"], 0, 16)
+    check_bounds(config, ["first_k_dense_replace"], 0, config.num_hidden_layers)
     check_epsilon(config)

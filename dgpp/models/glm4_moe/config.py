@@ -9,13 +9,16 @@ import msgspec
 
 from dgpp.checkpoint.formats import BF16, NVFP4_MODELOPT, Format
 from dgpp.models.config_fields import (
+    MOST_EXPERTS,
+    check_bounds,
     check_epsilon,
+    check_experts,
     check_rotation,
     check_share,
     check_sizes,
+    check_theta,
     fold_rope,
     read_fields,
-    refuse,
 )
 from dgpp.models.quantisation import modelopt_ignored
 
@@ -83,18 +86,17 @@ def _unquantised(raw: dict[str, Any]) -> tuple[str, ...] | None:
 
 def _check_sizes(config: Glm4MoeConfig) -> None:
     check_sizes(config)
-    if config.rope_theta <= 0:
-        raise refuse("rope_theta", f"is {config.rope_theta}, not above 0")
+    check_theta(config)
     check_epsilon(config)
-    for field, most in (("n_routed_experts", 1 << 14), ("num_nextn_predict_layers", 16)):
-        if getattr(config, field) > most:
-            raise refuse(field, f"is {getattr(config, field)}, above {most}")
+    check_bounds(config, ["first_k_dense_replace"], 0, config.num_hidden_layers)
+    check_bounds(config, ["num_nextn_predict_layers"], 0, 16)
     check_share(config, "num_attention_heads", "num_key_value_heads")
     check_rotation("partial_rotary_factor", config.rotated, config.head_dim)
     dense = config.first_k_dense_replace >= config.num_hidden_layers
     routed = not dense or config.num_nextn_predict_layers > 0
-    if routed and not 1 <= config.num_experts_per_tok <= config.n_routed_experts:
-        raise refuse("num_experts_per_tok", f"is not within 1..{config.n_routed_experts}")
+    if routed:
+        check_experts(config)
+    check_bounds(config, ("n_routed_experts", "num_experts_per_tok"), 0, MOST_EXPERTS)
 
 
 def parse(config: dict[str, Any]) -> Glm4MoeConfig:

@@ -7,7 +7,15 @@ from typing import Any
 import msgspec
 
 from dgpp.checkpoint.formats import Format
-from dgpp.models.config_fields import SILENT, check_kinds, read_fields, refuse, text_fields
+from dgpp.models.config_fields import (
+    SILENT,
+    check_bounds,
+    check_kinds,
+    check_range,
+    read_fields,
+    refuse,
+    text_fields,
+)
 from dgpp.models.glm.config import FIXED as GLM_FIXED
 from dgpp.models.glm.config import SAID as GLM_SAID
 from dgpp.models.glm.config import LatentConfig, check_latent
@@ -77,8 +85,9 @@ def _check_layers(config: Glm5NextConfig) -> None:
         raise refuse("linear_attn_config.kda_layers", f"is {list(told.kda_layers)}, not {delta}")
     if sorted([*delta, *told.full_attn_layers]) != list(range(config.num_hidden_layers)):
         raise refuse("linear_attn_config.full_attn_layers", "is not the other layers")
-    if told.short_conv_kernel_size < 2:
-        raise refuse("linear_attn_config.short_conv_kernel_size", "is below 2")
+    inside = "linear_attn_config."
+    check_range(told, dict.fromkeys(("num_heads", "head_dim"), 1 << 14), inside)
+    check_bounds(told, ["short_conv_kernel_size"], 2, 64, inside)
     if config.indexer_types is not None and set(config.indexer_types) != {"full"}:
         raise refuse("indexer_types", "is not full throughout")
 

@@ -9,6 +9,7 @@ from dgpp.models.config_fields import (
     SILENT,
     check_kinds,
     check_rotation,
+    check_theta,
     fold_rope,
     read_fields,
     refuse,
@@ -58,6 +59,7 @@ def _check(config: GlmDsaConfig) -> None:
     check_rotation("qk_rope_head_dim", config.qk_rope_head_dim, config.index_head_dim)
     head = config.qk_nope_head_dim + config.qk_rope_head_dim
     check_latent(config, head, ("kv_lora_rank", "index_head_dim"), {})
+    check_theta(config)
     check_kinds(config, "indexer_types", {"full", "shared"})
     if config.indexer_types[0] != "full":
         raise refuse("indexer_types", "begins with a layer that shares another's selection")

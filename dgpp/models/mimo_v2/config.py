@@ -10,13 +10,14 @@ from dgpp.checkpoint.formats import BF16, FP8_BLOCK, MXFP4_U8, Format, fp8_block
 from dgpp.models.config_fields import (
     MOST,
     SILENT,
+    check_bounds,
     check_epsilon,
     check_experts,
     check_kinds,
-    check_levels,
     check_rotation,
     check_share,
     check_sizes,
+    check_theta,
     fold_rope,
     read_fields,
     refuse,
@@ -135,7 +136,8 @@ def _check(config: MimoConfig) -> None:
             raise refuse(field, f"is {getattr(config, field)}, sliding_window is not")
     check_experts(config)
     check_epsilon(config, "layernorm_epsilon")
-    check_levels(config, "num_nextn_predict_layers", 16)
+    check_bounds(config, ["num_nextn_predict_layers"], 0, 16)
+    check_theta(config, "rope_theta", "swa_rope_theta")
 
 
 def parse(config: dict[str, Any]) -> MimoConfig:

@@ -10,13 +10,15 @@ import msgspec
 
 from dgpp.checkpoint.formats import Format
 from dgpp.models.config_fields import (
+    MOST,
+    check_bounds,
     check_epsilon,
     check_kinds,
     check_least,
-    check_levels,
     check_rotation,
     check_share,
     check_sizes,
+    check_theta,
     fold_rope,
     read_fields,
     text_fields,
@@ -100,7 +102,9 @@ def check_hybrid(config: HybridConfig, most: Mapping[str, int]) -> None:
     check_rotation("partial_rotary_factor", config.rotated, config.head_dim)
     check_kinds(config, "layer_types", KINDS)
     check_least(config, ["linear_conv_kernel_dim"], 2)
-    check_levels(config, "mtp_num_hidden_layers", 1)
+    check_bounds(config, ["mtp_num_hidden_layers"], 0, 1)
+    check_bounds(config, ["full_attention_interval"], 1, MOST["num_hidden_layers"])
+    check_theta(config)
     check_epsilon(config)
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from dgpp.checkpoint.formats import BF16, FP8_TENSOR, Format
 from dgpp.models.config_fields import (
+    check_bounds,
     check_experts,
     check_least,
     check_multiples,
@@ -99,6 +100,7 @@ def _check_draft(config: Qwen4ExpConfig) -> None:
     told = config.mtp
     if told is None:
         return
+    check_bounds(told, ["num_hidden_layers"], 0, 1, "mtp.")
     wanted = MtpConfig(
         ("full_attention",) * told.num_hidden_layers,
         config.mtp_num_hidden_layers,

@@ -54,7 +54,7 @@ def test_layers_are_those_of_the_ratios() -> None:
         ("index_head_dim", 96, "index_head_dim is 96, not a power of two"),
         ("dspark_target_layer_ids", [40, 43], "is .40, 43., not ascending layers of 0 to 42"),
         ("dspark_noise_token_id", 129280, "dspark_noise_token_id is 129280, no token"),
-        ("num_experts_per_tok", 257, "num_experts_per_tok is not within 1..256"),
+        ("num_experts_per_tok", 257, "num_experts_per_tok is 257, not within 1..256"),
         ("quantization_config", None, "quantization_config is missing"),
         ("engram_layer_ids", [1], "engram_layer_ids is not known for deepseek_v4"),
     ],

@@ -78,7 +78,7 @@ RATIOS = [0] * 2 + [2] * 18 + [1] * 20
         ("engram_pad_token_id", 129280, "engram_pad_token_id is 129280, no token"),
         ("dspark_target_layer_ids", [20, 38, 39], "not ascending layers of 21 to 39"),
         ("dspark_noise_token_id", -1, "dspark_noise_token_id is -1, no token"),
-        ("dspark_num_experts_per_tok", 129, "dspark_num_experts_per_tok is not within"),
+        ("dspark_num_experts_per_tok", 129, "dspark_num_experts_per_tok is 129, not within"),
         ("rope_scaling", {"factor": 16}, "original_max_position_embeddings"),
         ("head_dim", 520, "head_dim is 520, not a multiple of 32"),
         ("o_groups", 6, "num_attention_heads is not a multiple of o_groups"),

@@ -54,7 +54,7 @@ def test_what_is_not_known_is_named(field: str, value: object, message: str) -> 
         ("mask_token_id", 512, "mask_token_id is 512"),
         ("target_layer_ids", [0, 8], "target_layer_ids is .* not ascending layers"),
         ("target_layer_ids", [2, 0], "target_layer_ids is .* not ascending layers"),
-        ("selector_rank", 0, "selector_top_k"),
+        ("selector_rank", 0, "selector_rank is 0, not within 1..16384"),
         ("causal", True, "causal"),
     ],
 )

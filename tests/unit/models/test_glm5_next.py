@@ -68,7 +68,7 @@ def test_what_is_not_known_is_named(field: str, value: object, message: str) -> 
     [
         ("kda_layers", [0, 1], r"kda_layers is \[0, 1\], not \[0, 1, 3\]"),
         ("full_attn_layers", [2], "full_attn_layers is not the other layers"),
-        ("short_conv_kernel_size", 1, "short_conv_kernel_size is below 2"),
+        ("short_conv_kernel_size", 1, "short_conv_kernel_size is 1, not within 2..64"),
         ("causal", True, "causal"),
     ],
 )

@@ -117,7 +117,7 @@ def test_sizes_are_read_from_the_file() -> None:
         ("indexer_head_dim", 24, "indexer_head_dim is 24, not a multiple of 16"),
         ("eos_token_id", 512, "eos_token_id is 512"),
         ("split_ngram_parts", 3, "split_ngram_parts does not divide"),
-        ("num_experts_per_tok", 9, r"num_experts_per_tok is not within 1\.\.8"),
+        ("num_experts_per_tok", 9, r"num_experts_per_tok is 9, not within 1\.\.8"),
         ("mtp_num_hidden_layers", 2, "mtp_num_hidden_layers is 2"),
         ("mtp_num_hidden_layers", 0, "mtp.num_hidden_layers is 1, not 0"),
         ("hc_count", 0, "hc_count is 0"),

@@ -1,0 +1,173 @@
+"""No integer of a config.json, whatever it is, comes further than the error that names it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from model_fixtures import FACTS, FIXTURES, release
+
+from dgpp.bench.cut import cut_layers
+from dgpp.errors import CheckpointError, DgppError
+from dgpp.models.config_fields import SILENT
+from dgpp.models.dflash2.config import is_drafter
+from dgpp.models.dflash2.config import parse as parse_drafter
+from dgpp.models.plan import MemorySettings, plan_memory
+from dgpp.models.registry import family_of
+
+MODELS = sorted(
+    path.parent.name
+    for path in FIXTURES.glob("*/config.json")
+    if "num_hidden_layers" in path.read_text()
+)
+ABSURD = (0, -1, 10**13, 1 << 62, 10**31)
+UNUSED = {
+    "ep_size", "pretraining_tp", "index_topk_freq", "index_skip_topk_offset", "mrope_section",
+    "image_start_token_id", "image_end_token_id", "video_start_token_id", "video_end_token_id",
+    "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+    "kv_cache_scheme", "input_activations",
+}  # fmt: skip
+"""Fields that no computation takes up, or says nothing new; those of images."""
+SAID_TWICE = {
+    "glm_moe_dsa": {"head_dim", "num_key_value_heads"},
+    "glm5_next": {"head_dim", "num_key_value_heads"},
+    "deepseek_v4": {"num_nextn_predict_layers"},
+}
+NONE = {
+    "num_nextn_predict_layers", "mtp_num_hidden_layers", "first_k_dense_replace",
+    "num_hash_layers", "max_window_layers", "qk_rope_head_dim", "eos_token_id", "seed",
+    "engram_pad_token_id", "dspark_noise_token_id", "mask_token_id",
+}  # fmt: skip
+"""Counts of which a model may have none, ids that may be the first."""
+LARGE = {"rope_theta", "compress_rope_theta", "swa_rope_theta"}
+"""Bases that are no sizes; they end where float32 does."""
+
+
+def config_of(model: str) -> dict[str, Any]:
+    return json.loads((FIXTURES / model / "config.json").read_text())
+
+
+def integers(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a config.json has an integer, of lists where the first is."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from integers(value, (*at, key))
+    elif isinstance(node, list):
+        for value in node[:1]:
+            yield from integers(value, (*at, 0))
+    elif isinstance(node, int) and not isinstance(node, bool):
+        yield at
+
+
+def changed(config: dict[str, Any], at: tuple[Any, ...], value: object) -> dict[str, Any]:
+    copy = msgspec.json.decode(msgspec.json.encode(config))
+    inner = copy
+    for key in at[:-1]:
+        inner = inner[key]
+    inner[at[-1]] = value
+    return copy
+
+
+def plan(config: dict[str, Any]) -> None:
+    if is_drafter(config):
+        parse_drafter(config)
+    else:
+        plan_memory(config, MemorySettings(drafts=True))
+
+
+def refusal(config: dict[str, Any]) -> str:
+    """What is said of the configuration, "" where it is planned with."""
+    try:
+        plan(config)
+    except DgppError as error:
+        return str(error)
+    return ""
+
+
+def taken(model_type: str, at: tuple[Any, ...], value: int) -> bool:
+    """Whether `value` may stand there."""
+    names = set(at)
+    if names & (UNUSED | SAID_TWICE.get(model_type, set())) or names & SILENT - {"eos_token_id"}:
+        return True
+    if "eos_token_id" in names and model_type != "qwen4_exp":
+        return True
+    if names & LARGE:
+        return 1 < value <= 10**30
+    return value == 0 and bool(names & NONE or isinstance(at[-1], int))
+
+
+PLACES = [
+    pytest.param(model, at, id=f"{model}-{'.'.join(map(str, at))}")
+    for model in MODELS
+    for at in integers(config_of(model))
+    if "vision_config" not in at
+]
+
+
+@pytest.mark.parametrize(("model", "at"), PLACES)
+def test_an_absurd_integer_is_refused_by_name(model: str, at: tuple[Any, ...]) -> None:
+    config = config_of(model)
+    for value in ABSURD:
+        said = refusal(changed(config, at, value))
+        if said:
+            assert re.match(r"config\.json: [a-z_]+[\w.]* ", said), said
+            assert "another kind" not in said
+        else:
+            assert taken(str(config.get("model_type")), at, value), value
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    place=st.sampled_from([parameter.values for parameter in PLACES]),
+    value=st.one_of(st.integers(-5, 200), st.integers(), st.integers(1 << 14, 1 << 26)),
+)
+@example(place=("glm-4.7-bf16", ("moe_intermediate_size",)), value=0)
+@example(place=("glm-4.7-bf16", ("n_shared_experts",)), value=10**12)
+@example(place=("glm-4.7-bf16", ("num_nextn_predict_layers",)), value=-1)
+@example(place=("glm-4.7-bf16", ("first_k_dense_replace",)), value=-1)
+def test_any_integer_is_planned_with_or_refused_by_name(place: Any, value: int) -> None:
+    model, at = place
+    assert "another kind" not in refusal(changed(config_of(model), at, value))
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high"),
+    [
+        ("moe_intermediate_size", 1, 1 << 24),
+        ("n_routed_experts", 1, 1 << 14),
+        ("n_shared_experts", 1, 1 << 14),
+        # The fixture has five layers.
+        ("first_k_dense_replace", 0, 5),
+        ("num_nextn_predict_layers", 0, 16),
+    ],
+)
+def test_the_range_is_said(field: str, low: int, high: int) -> None:
+    parse = family_of(config_of("glm-4.7-bf16")).settle
+    for value in (low, high):
+        if (field, value) == ("n_routed_experts", 1):
+            # A token has two of them.
+            continue
+        assert getattr(parse({**config_of("glm-4.7-bf16"), field: value}), field) == value
+    for value in (low - 1, high + 1, 10**12):
+        with pytest.raises(CheckpointError) as caught:
+            parse({**config_of("glm-4.7-bf16"), field: value})
+        assert str(caught.value) == f"config.json: {field} is {value}, not within {low}..{high}"
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in FACTS.glob("*.json") if path.stem != "index")
+)
+def test_releases_are_within_range(name: str) -> None:
+    plan(release(name))
+
+
+@pytest.mark.parametrize("name", ["glm-4.7", "glm-4.7-nvfp4", "glm-5.3-int4-int8"])
+def test_a_model_cut_within_its_dense_layers_is_dense(name: str) -> None:
+    config = cut_layers(release(name), 1)
+    assert family_of(config).settle(config).first_k_dense_replace == 1
