@@ -18,14 +18,26 @@ from dgpp.config.settings import Settings
 from dgpp.errors import ConfigError, MemoryPlanError
 
 BLOCK_TOKENS = 64
+MOST = 10**9 - 1
+"""Tokens or rows that are asked for at most."""
+
+
+def numbers(flag: str, text: str, least: int, most: int) -> tuple[int, ...]:
+    """ "8,1,16" as numbers. Raises ConfigError naming the flag and the range."""
+    digits = len(str(most))
+    parts = text.replace(" ", "").split(",")
+    for part in parts:
+        # Python does not read numbers of thousands of digits.
+        known = part.isascii() and part.isdigit() and len(part) <= digits
+        if not known or not least <= int(part) <= most:
+            said = f"expected integers in {least}..{most} separated by commas"
+            raise ConfigError(f"{flag}: {said}, got {part[:24]!r}")
+    return tuple(map(int, parts))
 
 
 def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
-    """ "1,8,16" as numbers, ascending. Raises ConfigError naming the flag."""
-    parts = text.replace(" ", "").split(",")
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 10**9 for part in parts):
-        raise ConfigError(f"{flag}: expected positive integers separated by commas, got {text!r}")
-    return tuple(sorted({int(part) for part in parts}))
+    """`numbers` from 1 on, ascending, each once."""
+    return tuple(sorted(set(numbers(flag, text, 1, MOST))))
 
 
 def overrides(batch: int, tokens: int, told: Mapping[str, str | int | None]) -> list[Override]:

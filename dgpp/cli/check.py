@@ -33,6 +33,7 @@ DevicesOption = Annotated[
     str,
     typer.Option(help="CUDA device of each rank: 1,0. Else a rank's number, as far as there are."),
 ]
+MOST_DEVICE = 999
 RULES = {"cpu": "float32", "cuda": "bf16"}
 
 app = typer.Typer(help="Compare a model with reference values.", no_args_is_help=True)
@@ -139,10 +140,9 @@ def _tolerances(expected: Path, tolerance: float | None) -> Tolerances:
 
 
 def _devices(text: str) -> tuple[int, ...]:
-    parts = text.replace(" ", "").split(",") if text else []
-    if not all(part.isascii() and part.isdigit() and len(part) < 4 for part in parts):
-        _refuse(f"--devices: expected numbers separated by commas, got {text!r}")
-    return tuple(map(int, parts))
+    from dgpp.bench.setup import numbers
+
+    return numbers("--devices", text, 0, MOST_DEVICE) if text else ()
 
 
 def _backend(wanted: str, threads: int, model: Path, world: int, device: int) -> str:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from actors import launch
 from dgpp.bench.cut import cut_layers
-from dgpp.bench.setup import whole_numbers
+from dgpp.bench.setup import numbers, whole_numbers
 from dgpp.bench.table import aligned, share
 from dgpp.cli.bench import app
 from dgpp.errors import ConfigError, DgppError, MemoryPlanError
@@ -87,9 +87,15 @@ def test_a_dense_model_with_one_table_reads_it_as_its_head() -> None:
 
 def test_numbers_and_tables() -> None:
     assert whole_numbers("--batch", "8, 1,16,8") == (1, 8, 16)
-    for bad in ("", "1,,2", "0", "-1", "x", "1.5", "9" * 12):
-        with pytest.raises(ConfigError, match="--batch: expected positive integers"):
+    assert whole_numbers("--batch", "999999999,007") == (7, 999999999)
+    for bad in ("", "1,,2", "0", "-1", "x", "1.5", "٣", "1000000000", "9" * 12, "9" * 5000):
+        with pytest.raises(ConfigError) as caught:
             whole_numbers("--batch", bad)
+        said = "--batch: expected integers in 1..999999999 separated by commas, got "
+        assert str(caught.value) == f"{said}{bad[:24]!r}".replace("'1,,2'", "''")
+    assert numbers("--devices", "3,0", 0, 999) == (3, 0)
+    with pytest.raises(ConfigError, match=r"--devices: expected integers in 0\.\.999 .* '1000'"):
+        numbers("--devices", "0,1000", 0, 999)
     assert aligned(["a", "bb"], [["100", "2"]]) == ["  a  bb", "100   2"]
     assert (share(0.755), share(None)) == ("75.5 %", "-")
 
@@ -109,6 +115,10 @@ DUMMY = ["--checkpoint", str(TINY), "--load", "dummy", "--backend", "cpu", "--ru
             "^--context: 5000 tokens and 5 after them, the model has 4096 positions",
         ),
         ([*DUMMY, "--context", "999999999"], "^--context: 999999999 tokens"),
+        (
+            [*DUMMY, "--context", "64,1000000000"],
+            r"^--context: expected integers in 1\.\.999999999 .*, got '1000000000'",
+        ),
         # A step is a token more, and so is the one that comes of the context.
         (
             [*DUMMY, "--context", "64,1000", "--steps", "3096"],
