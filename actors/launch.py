@@ -22,7 +22,7 @@ from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.ports import is_local
 from dgpp.config.settings import SamplingSettings, Settings
 from dgpp.config.version import version
-from dgpp.engine.backends import Choice, choose_backend
+from dgpp.engine.backends import Choice, choose_backend, placed
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.depth import pipeline_depth
 from dgpp.engine.room import Room, room_for
@@ -100,7 +100,8 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0, apart: bool = F
     else:
         room = room_for(device)
         plan = _plan(settings, files, choice, room, 0 if bus is None else len(bus.lanes))
-        require_fit(plan, room.free_bytes // sharers(settings, backend, room, rank), room.name)
+        place = placed(engine.backend, backend, room.name)
+        require_fit(plan, room.free_bytes // sharers(settings, backend, room, rank), place)
         limits = plan.limits
     boot = Boot(
         settings=settings,

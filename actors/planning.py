@@ -13,7 +13,7 @@ from dgpp.checkpoint.facts import stand_in
 from dgpp.checkpoint.json_file import read_json
 from dgpp.checkpoint.model_files import find_model
 from dgpp.config.settings import Settings
-from dgpp.engine.backends import Choice, choose_backend
+from dgpp.engine.backends import Choice, choose_backend, placed
 from dgpp.engine.room import Room
 from dgpp.errors import CheckpointError
 from dgpp.models.dflash2.plan import with_drafter
@@ -68,7 +68,8 @@ def plan_elsewhere(settings: Settings, node: Elsewhere, deployments: Path) -> in
         plan = structs.replace(plan, notes=(*plan.notes, choice.said))
     print_plan(plan)
     if node.room is not None:
-        require_fit(plan, node.room.free_bytes, node.room.name, node.headroom)
+        place = placed(settings.engine.backend, choice.backend, node.room.name)
+        require_fit(plan, node.room.free_bytes, place, node.headroom)
     return 0
 
 

@@ -29,11 +29,12 @@ class FetchError(CheckpointError):
 
 class MemoryPlanError(DgppError):
     """The memory plan does not fit; the message names the largest items and what would fit:
-    `kv_capacity` tokens at most, 0 where it is not them."""
+    `kv_capacity` tokens at most, 0 where it is not them. `weights`: they alone do not fit."""
 
-    def __init__(self, message: str, kv_capacity: int = 0) -> None:
+    def __init__(self, message: str, kv_capacity: int = 0, *, weights: bool = False) -> None:
         super().__init__(message)
         self.kv_capacity = kv_capacity
+        self.weights = weights
 
 
 class WorldFailedError(DgppError):

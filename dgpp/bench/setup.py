@@ -86,12 +86,20 @@ def require_positions(positions: int, contexts: Sequence[int], steps: int, least
 
 
 @contextmanager
-def blamed(contexts: Sequence[int], batch: int, steps: int) -> Iterator[None]:
+def blamed(
+    contexts: Sequence[int], batch: int, steps: int, layers: int | None = None
+) -> Iterator[None]:
     """What is inside measures `batch` requests of the longest context and its steps: where only
-    their tokens do not fit into memory, these options are named."""
+    their tokens do not fit into memory, these options are named; where the weights alone do not,
+    the one that leaves some of them out (`layers` is what it says)."""
     try:
         yield
     except MemoryPlanError as error:
+        if error.weights and layers != 1:
+            fewer = f"take --layers below {layers}"
+            first = "--layers N with --load dummy measures the model's first N layers alone"
+            message = f"{error}; {fewer if layers else first}"
+            raise MemoryPlanError(message, weights=True) from error
         if not error.kv_capacity:
             raise
         asked = f"--batch {batch} times --context {max(contexts)}"

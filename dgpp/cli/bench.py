@@ -121,7 +121,7 @@ def _engine(
         parsed = family_of(config).settle(config, model_forms(settings.engine))
         least = min(steps, LEAST_STEPS)
         require_positions(parsed.max_position_embeddings, contexts, steps, least)
-        with _told(), blamed(contexts, batch, steps):
+        with _told(), blamed(contexts, batch, steps, wanted.layers):
             boot, plan, room = deploy(settings, log_json=False)
         assert plan is not None
         assert room is not None

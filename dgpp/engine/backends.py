@@ -50,6 +50,14 @@ class Choice(NamedTuple):
         return f"engine.backend auto takes the CPU: {self.why}" if self.why else ""
 
 
+def placed(wanted: str, backend: str, place: str) -> str:
+    """`place` for a memory plan's words: where `wanted` left the choice and the CPU was taken, it
+    says so, as nobody asked for the host's memory."""
+    if (wanted, backend) == ("auto", "cpu"):
+        return f"{place}, where engine.backend auto took the CPU"
+    return place
+
+
 def _nothing(_device: Device) -> tuple[str, ...]:
     return ()
 

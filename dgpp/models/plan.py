@@ -354,7 +354,7 @@ def require_fit(
         f"memory plan: {plan.total // MIB} MiB and {headroom // MIB} MiB of headroom exceed the "
         f"{free_bytes // MIB} MiB that are free {place}; largest: {largest}; {remedy}"
     )
-    raise MemoryPlanError(message, tokens)
+    raise MemoryPlanError(message, tokens, weights=plan.weight_bytes + headroom > free_bytes)
 
 
 def _fitting(plan: MemoryPlan, room: int) -> int:

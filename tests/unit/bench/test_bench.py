@@ -13,10 +13,14 @@ from dgpp.bench.cut import cut_layers
 from dgpp.bench.setup import numbers, whole_numbers
 from dgpp.bench.table import aligned, share
 from dgpp.cli.bench import app
+from dgpp.engine import backends
+from dgpp.engine.backends import placed
 from dgpp.errors import ConfigError, DgppError, MemoryPlanError
 from dgpp.models.deepseek_v41.config import parse
 from dgpp.models.deepseek_v41.engram_tables import primes
 from dgpp.models.plan import MemoryPlan, MemorySettings, plan_memory, require_fit
+from kernels_numba.gpu import probe
+from kernels_numba.gpu.errors import CudaError
 
 ROOT = Path(__file__).parents[3]
 FACTS = ROOT / "deploy" / "facts"
@@ -173,3 +177,43 @@ def test_options_that_do_not_fit_into_memory_are_named(
             most = tokens - 64
             remedy = f"the largest engine.kv_capacity that fits is {most}, which is {most // batch}"
             assert str(result.exception).endswith(f"{remedy} for each")
+
+
+@pytest.mark.parametrize(
+    ("layers", "short", "ends"),
+    [
+        (None, 1, "; --layers N with --load dummy measures the model's first N layers alone"),
+        (3, 1, "; take --layers below 3"),
+        # There are no fewer.
+        (1, 1, "no engine.kv_capacity fits"),
+        # The weights have room, what goes with them has none: fewer layers are no remedy.
+        (3, 0, "no engine.kv_capacity fits"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["auto", "cpu"])
+def test_weights_that_do_not_fit_are_fewer_layers(
+    monkeypatch: pytest.MonkeyPatch, layers: int | None, short: int, ends: str, backend: str
+) -> None:
+    def without_gpu(_index: int) -> None:
+        raise CudaError("no NVIDIA driver is installed")
+
+    def require(plan: MemoryPlan, _free: int, place: str) -> None:
+        require_fit(plan, plan.weight_bytes - short, place, headroom=0)
+
+    monkeypatch.setattr(probe, "ask_device", without_gpu)
+    monkeypatch.setattr(backends, "seems_present", lambda: False)
+    monkeypatch.setattr(launch, "require_fit", require)
+    cut = ["--layers", str(layers)] if layers else []
+    options = ["--checkpoint", str(TINY), "--load", "dummy", "--backend", backend, *cut]
+    for command in ("decode", "prefill"):
+        error = run(command, *options).exception
+        assert isinstance(error, MemoryPlanError)
+        assert str(error).endswith(ends)
+        took = "that are free on this host, where engine.backend auto took the CPU; largest: "
+        assert (took in str(error)) is (backend == "auto")
+
+
+def test_the_cpu_is_said_where_auto_took_it() -> None:
+    assert placed("auto", "cpu", "there") == "there, where engine.backend auto took the CPU"
+    for wanted, backend in (("auto", "cuda"), ("cpu", "cpu"), ("cuda", "cuda")):
+        assert placed(wanted, backend, "there") == "there"
