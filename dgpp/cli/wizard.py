@@ -396,7 +396,7 @@ def _ports(settings: Settings) -> dict[str, int]:
 
 
 def _in_words(fact: NodeFacts) -> str:
-    gpu = fact.gpu if fact.has_gpu else f"none ({fact.gpu.removeprefix('engine.backend cuda: ')})"
+    gpu = fact.gpu if fact.has_gpu else f"none ({fact.gpu})"
     lanes = ", ".join(lane.name for lane in usable(fact.devices)) or "none"
     return (
         f"Python {fact.python}, {in_gb(fact.memory)} of memory, GPU: {gpu}, "

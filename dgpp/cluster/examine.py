@@ -112,8 +112,7 @@ def _computes(request: Examine, gpu: int) -> tuple[Finding, str]:
     try:
         choice = choose_backend(wanted, gpu, partial(_lacks, request))
     except DgppError as error:
-        remedy = "see docs/getting-started.md, or engine.backend cpu"
-        return Finding("error", str(error), remedy), ""
+        return Finding("error", str(error)), ""
     found, device = choice.backend, choice.device
     if choice.why:
         return Finding("warning", choice.said, "engine.backend cpu says that this is meant"), found

@@ -8,17 +8,17 @@ import platform
 from dgpp.checkpoint.receive import free_bytes, programs
 from dgpp.checkpoint.resolve import hub_directory
 from dgpp.cluster.messages import NodeFacts, Survey
-from dgpp.engine.backends import cuda_device
-from dgpp.errors import ConfigError
 from dgpp.net.roce import devices
+from kernels_numba.gpu.errors import CudaError
+from kernels_numba.gpu.probe import ask_device
 
 
 def survey(request: Survey) -> NodeFacts:
     """Raises OSError."""
     hub = hub_directory({"HF_HUB_CACHE": request.hub} if request.hub else os.environ)
     try:
-        gpu, has_gpu = cuda_device(0).name, True
-    except ConfigError as error:
+        gpu, has_gpu = ask_device(0).name, True
+    except CudaError as error:
         gpu, has_gpu = str(error), False
     return NodeFacts(
         python=platform.python_version(),

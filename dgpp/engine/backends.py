@@ -17,23 +17,20 @@ T = TypeVar("T")
 
 
 def _named(call: Callable[[], T]) -> T:
-    """The call's result; what is wrong with the GPU becomes a ConfigError under its key."""
+    """The call's result; what is wrong with the GPU becomes a ConfigError under its key, with the
+    one way out that is always there beside the error's own."""
     try:
         return call()
     except CudaError as error:
-        message = f"engine.backend cuda: {error}"
+        message = f"engine.backend cuda: {error}; or engine.backend cpu"
         raise ConfigError(message) from error
 
 
 def _asked(index: int) -> Device:
+    """The GPU as another process found it. Raises CudaError."""
     from kernels_numba.gpu.probe import ask_device
 
     return ask_device(index)
-
-
-def cuda_device(index: int) -> Device:
-    """The GPU as another process found it. Raises ConfigError with the remedy."""
-    return _named(lambda: _asked(index))
 
 
 class Choice(NamedTuple):
@@ -71,7 +68,7 @@ def choose_backend(
     Raises ConfigError where `cuda` is asked for and cannot be had.
     """
     if wanted == "cuda":
-        return Choice("cuda", cuda_device(device))
+        return Choice("cuda", _named(lambda: _asked(device)))
     if wanted != "auto":
         return Choice(wanted)
     try:

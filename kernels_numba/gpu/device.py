@@ -152,7 +152,7 @@ def open_device(index: int = 0) -> Device:
     name = properties["name"].decode()
     if architecture < OLDEST_ARCHITECTURE:
         message = f"{name} has compute capability {architecture[0]}.{architecture[1]}, 8.0 is least"
-        raise CudaError(f"{message}: name another device in engine.devices, or take the CPU")
+        raise CudaError(f"{message}: name another device in engine.devices")
     _check_compiler(cupy)
     return Device(
         index,

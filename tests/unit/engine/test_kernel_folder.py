@@ -76,8 +76,7 @@ def test_a_folder_that_cannot_be_used_is_named_and_no_driver_blamed(
     assert str(caught.value) == kept(said)
     with pytest.raises(ConfigError) as refused:
         choose_backend("cuda")
-    assert kept(said) in str(refused.value)
-    assert "580" not in str(refused.value)
+    assert str(refused.value) == f"engine.backend cuda: {kept(said)}; or engine.backend cpu"
     assert choose_backend("auto") == Choice("cpu", why=kept(said))
     assert list(home.iterdir()) == []
 
