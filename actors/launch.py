@@ -22,7 +22,7 @@ from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.ports import is_local
 from dgpp.config.settings import SamplingSettings, Settings
 from dgpp.config.version import version
-from dgpp.engine.backends import Choice, choose_backend, placed
+from dgpp.engine.backends import Choice, choose_backend, placed, unused
 from dgpp.engine.base import EngineLimits
 from dgpp.engine.depth import pipeline_depth
 from dgpp.engine.room import Room, room_for
@@ -91,6 +91,8 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0, apart: bool = F
     backend, device = choice.backend, choice.device
     if choice.why:
         _log.warning("%s", choice.said)
+    if said := unused(backend, "engine.devices", engine.devices):
+        _log.warning("%s", said)
     bus = None
     if settings.world_size > 1:
         bus = _bus(settings, backend, rank, apart=apart)

@@ -145,23 +145,25 @@ def _devices(text: str) -> tuple[int, ...]:
     return numbers("--devices", text, 0, MOST_DEVICE) if text else ()
 
 
-def _backend(wanted: str, threads: int, model: Path, world: int, device: int) -> str:
-    """The backend that `wanted` comes to for the checkpoint `model`, on rank 0's GPU `device`; of
-    the CPU's, a warning where it has not so many threads, or where a GPU is not taken."""
+def _backend(wanted: str, threads: int, model: Path, world: int, devices: tuple[int, ...]) -> str:
+    """The backend that `wanted` comes to for the checkpoint `model`, where the ranks' GPUs are
+    `devices`; of the CPU's, a warning where it has not so many threads, or a GPU is not taken."""
     from dgpp.checkpoint.json_file import read_json
-    from dgpp.engine.backends import choose_backend
+    from dgpp.engine.backends import choose_backend, unused
     from dgpp.models.registry import family_of
 
     def lacks(found: Device) -> tuple[str, ...]:
         config = read_json(model / "config.json")
         return family_of(config).lacks(config, world, found)
 
-    choice = choose_backend(wanted, device, lacks)
+    choice = choose_backend(wanted, next(iter(devices), 0), lacks)
     chosen = choice.backend
     if choice.device is not None and (missed := lacks(choice.device)):
         _refuse(f"--backend: {missed[0]}; take cpu")
     if choice.why:
         typer.echo(f"warning: --backend auto takes the CPU: {choice.why}", err=True)
+    if said := unused(chosen, "--devices", devices):
+        typer.echo(f"warning: {said}", err=True)
     if chosen == "cpu":
         from kernels_numba.jit import config
 
@@ -217,7 +219,7 @@ def check_forward(
     forms = _forms(dense_weights, bf16_weights, kv_dtype)
     tolerances = _tolerances(expected, tolerance)
     named = _devices(devices)
-    chosen = _backend(backend, threads, target or checkpoint, world, next(iter(named), 0))
+    chosen = _backend(backend, threads, target or checkpoint, world, named)
     options = CheckOptions(
         threads=threads,
         per_layer=per_layer,

@@ -19,7 +19,7 @@ from dgpp.cluster.errors import RecordError
 from dgpp.cluster.messages import Examine, Finding
 from dgpp.cluster.record import State, read_record, state_of
 from dgpp.config.resolve import SITE_DEFAULTS
-from dgpp.engine.backends import choose_backend
+from dgpp.engine.backends import choose_backend, unused
 from dgpp.errors import ConfigError, DgppError, FetchError
 from dgpp.net.listening import Listen, cannot_listen, obstacle
 from dgpp.net.paths import path_of
@@ -98,6 +98,8 @@ def _backend(request: Examine) -> Iterator[Finding]:
     # What is wrong with all of them is said once.
     yield from dict.fromkeys(finding for finding, _ in found.values())
     chosen = {backend for _, backend in found.values()} - {""}
+    if chosen == {"cpu"} and (said := unused("cpu", "engine.devices", request.told)):
+        yield Finding("warning", said, "leave it out, or engine.backend cuda")
     if request.world > 1:
         for backend in sorted(chosen):
             try:

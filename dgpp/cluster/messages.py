@@ -77,7 +77,8 @@ class Examine(msgspec.Struct, frozen=True, tag=True):
     """Is this node fit to run `rank` of `world`? `backend` is engine.backend; `rdma`: the ranks
     speak RoCE over `devices` from their addresses `gids`. `listens`: what must be free
     here. `collective` is engine.collective; `apart`: the ranks are not all on one host;
-    `weights`: they read the model's. `gpus` are those of the ranks that are started here."""
+    `weights`: they read the model's. `gpus` are those of the ranks that are started here;
+    `told` is engine.devices."""
 
     place: Place
     rank: int
@@ -93,6 +94,7 @@ class Examine(msgspec.Struct, frozen=True, tag=True):
     apart: bool = False
     weights: bool = True
     gpus: tuple[int, ...] = (0,)
+    told: tuple[int, ...] = ()
 
 
 class Survey(msgspec.Struct, frozen=True, tag=True):

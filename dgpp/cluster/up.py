@@ -110,6 +110,7 @@ def examine(deployment: Deployment) -> dict[str, tuple[Finding, ...]]:
             settings.engine.load != "dummy",
             # Where all ranks are on this machine, one node stands for them.
             tuple(map(settings.device, [node.rank] if deployment.apart else range(world))),
+            tuple(settings.engine.devices),
         )
         for node in nodes
     }

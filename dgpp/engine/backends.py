@@ -47,6 +47,13 @@ class Choice(NamedTuple):
         return f"engine.backend auto takes the CPU: {self.why}" if self.why else ""
 
 
+def unused(backend: str, key: str, devices: Sequence[int]) -> str:
+    """What is said of `devices` that `key` names where `backend` uses none, "" where it does."""
+    if backend != "cpu" or not devices:
+        return ""
+    return f"{key} {', '.join(map(str, devices))}: not used, the CPU computes"
+
+
 def placed(wanted: str, backend: str, place: str) -> str:
     """`place` for a memory plan's words: where `wanted` left the choice and the CPU was taken, it
     says so, as nobody asked for the host's memory."""

@@ -15,9 +15,11 @@ from dgpp.check.forward import CheckOptions
 from dgpp.check.world import device_of
 from dgpp.cli.check import app
 from dgpp.cli.main import main
+from dgpp.engine import backends
 from dgpp.errors import CheckpointError, ConfigError
 from kernels_numba.gpu import probe
 from kernels_numba.gpu.device import Device
+from kernels_numba.gpu.errors import CudaError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 GPU = Device(0, "Toy", (9, 0), 4, 1 << 30, 2 << 30, 13000, unified=False)
@@ -147,6 +149,35 @@ def test_ranks_take_the_devices_that_are_named(
     assert isinstance(result.exception, Chosen)
     assert result.exception.args == ("cuda", devices, 0)
     assert probed == [asked]
+
+
+@pytest.mark.parametrize(
+    ("backend", "devices", "said"),
+    [
+        ("cpu", "1,0", "warning: --devices 1, 0: not used, the CPU computes\n"),
+        ("auto", "3", "warning: --devices 3: not used, the CPU computes\n"),
+        ("cpu", "", ""),
+        ("cuda", "1,0", ""),
+    ],
+)
+def test_devices_that_nothing_is_computed_on_are_told(
+    monkeypatch: pytest.MonkeyPatch, backend: str, devices: str, said: str
+) -> None:
+    def ask(_index: int) -> Device:
+        if backend == "cuda":
+            return GPU
+        raise CudaError("no NVIDIA driver is installed")
+
+    def begin(*_arguments: object) -> None:
+        raise Chosen
+
+    monkeypatch.setattr(probe, "ask_device", ask)
+    monkeypatch.setattr(backends, "seems_present", lambda: False)
+    monkeypatch.setattr("dgpp.check.forward.open_and_check", begin)
+    extra = ["--threads", "1", "--backend", backend, "--devices", devices]
+    result = run(FIXTURES / "glm-4.7-bf16", *extra)
+    assert isinstance(result.exception, Chosen)
+    assert result.stderr == said
 
 
 def test_devices_of_another_shape_are_named() -> None:

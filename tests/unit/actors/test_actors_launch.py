@@ -252,6 +252,20 @@ def test_a_gpu_that_cannot_be_used_is_one_line_of_the_log(folder, monkeypatch, c
     ]
 
 
+def test_devices_are_not_passed_over_in_silence(folder, device, caplog):
+    (folder / "config.json").write_text(json.dumps(config_of("glm4_moe")))
+    assert deploy(folder, backend="cuda", load="dummy", devices=[1]).backend == "cuda"
+    assert deploy(folder, backend="cpu", load="dummy").backend == "cpu"
+    assert not caplog.messages
+    said = "engine.devices 1: not used, the CPU computes"
+    assert deploy(folder, backend="cpu", load="dummy", devices=[1]).device == 1
+    assert caplog.messages == [said]
+    (folder / "config.json").write_text(json.dumps(config_of("mimo_v2")))
+    assert deploy(folder, backend="auto", load="dummy", devices=[1]).backend == "cpu"
+    why = "cuda does not compute mimo yet"
+    assert caplog.messages[1:] == [f"engine.backend auto takes the CPU: {why}", said]
+
+
 EXPERTS, REMEDY = "n_routed_experts up to", "set it to cpu"
 
 

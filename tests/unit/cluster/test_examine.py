@@ -143,6 +143,7 @@ def test_nodes_are_asked_about_the_devices_of_their_ranks(ranks, told, asked):
     nodes = deployment.nodes = [Told(node.rank) for node in deployment.nodes]
     up.examine(deployment)
     assert [request.gpus for node in nodes for request in node.asked] == asked
+    assert {request.told for node in nodes for request in node.asked} == {told}
 
 
 def test_what_is_amiss_is_said_once_a_line_and_the_error_names_the_nodes():

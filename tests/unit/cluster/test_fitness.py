@@ -173,6 +173,25 @@ def test_a_gpu_that_auto_cannot_use_is_a_warning(request_, monkeypatch, present)
     assert words.startswith("engine.backend auto takes the CPU: the driver is too old: install 580")
 
 
+def test_devices_that_nothing_is_computed_on_are_told(request_, monkeypatch):
+    monkeypatch.setattr(probe, "ask_device", gpu)
+    glm = replace(request_, model=str(FIXTURES / "glm-4.7-bf16"), gpus=(1, 0), told=(1, 0))
+    remedy = "leave it out, or engine.backend cuda"
+    told = [Finding("warning", "engine.devices 1, 0: not used, the CPU computes", remedy)]
+    for backend, model, expected in (
+        ("cpu", "glm-4.7-bf16", told),
+        ("auto", "mimo-bf16", told),
+        ("auto", "glm-4.7-bf16", []),
+        ("cuda", "glm-4.7-bf16", []),
+        ("scripted", "glm-4.7-bf16", []),
+    ):
+        request = replace(glm, backend=backend, model=str(FIXTURES / model))
+        found = [finding for finding in examine(request) if "engine.devices" in finding.what]
+        assert found == expected
+    found = examine(replace(glm, backend="cpu", told=()))
+    assert all("engine.devices" not in finding.what for finding in found)
+
+
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("wanted", ["auto", "shm", "nccl", "verbs"])
 @pytest.mark.parametrize("backend", ["scripted", "cpu", "cuda"])
