@@ -45,7 +45,7 @@ class CompileLog(_events.Listener):  # type: ignore[misc]
         """A line on what was compiled, if anything was."""
         if not self._count:
             return []
-        return [f"{self._count} CPU kernels compiled in {self._ended - self._began:.0f} s"]
+        return [f"{self._count} CPU kernels compiled in {self._ended - self._began:.1f} s"]
 
     def install(self) -> None:
         """Hear of every compilation from now on."""

@@ -16,6 +16,7 @@ from dgpp.checkpoint.model_files import find_model
 from dgpp.config.document import Override
 from dgpp.config.settings import Settings
 from dgpp.errors import ConfigError, MemoryPlanError
+from dgpp.models.registry import family_of
 
 BLOCK_TOKENS = 64
 MOST = 10**9 - 1
@@ -66,6 +67,8 @@ def cut_model(settings: Settings, layers: int | None) -> Iterator[Settings]:
     if settings.engine.load != "dummy":
         raise ConfigError("--layers: a model with fewer layers has random weights: --load dummy")
     config = read_json(find_model(settings.model, weights=False).config)
+    # What is of another kind than it should be is named by its field before it is cut.
+    family_of(config).settle(config)
     with TemporaryDirectory(prefix="dgpp-bench-") as folder:
         path = Path(folder) / "cut.json"
         path.write_text(json.dumps(cut_layers(config, layers)), "utf-8")

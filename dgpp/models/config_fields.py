@@ -56,6 +56,24 @@ def refuse(field: str, what: str) -> CheckpointError:
     return CheckpointError(f"config.json: {field} {what}")
 
 
+def object_at(field: str, found: object) -> Mapping[str, Any]:
+    """`found`, the value of `field`, as an object, null as an empty one. Raises CheckpointError."""
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise refuse(field, f"is {repr(found)[:60]}, not an object")
+    return found
+
+
+def list_at(field: str, found: object) -> list[Any]:
+    """`found`, the value of `field`, as a list, null as an empty one. Raises CheckpointError."""
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise refuse(field, f"is {repr(found)[:60]}, not a list")
+    return found
+
+
 def read_fields(
     raw: Mapping[str, Any],
     kind: type[T],
@@ -169,11 +187,7 @@ def check_rotation(field: str, rotated: int, head_dim: int) -> None:
 
 def fold_rope(raw: dict[str, Any], fields: Set[str]) -> None:
     """Fold `rope_parameters` (newer files) into plain fields, which must not contradict it."""
-    parameters = raw.pop("rope_parameters", None)
-    if parameters is None:
-        return
-    if not isinstance(parameters, dict):
-        raise refuse("rope_parameters", "is not an object")
+    parameters = object_at("rope_parameters", raw.pop("rope_parameters", None))
     for field, value in parameters.items():
         if field in fields:
             if raw.setdefault(field, value) != value:
@@ -185,10 +199,9 @@ def fold_rope(raw: dict[str, Any], fields: Set[str]) -> None:
 def text_fields(config: Mapping[str, Any], outer: Set[str]) -> dict[str, Any]:
     """The fields of `text_config`. What stands beside it is about images (`outer`), or must say the
     same. Raises CheckpointError naming the field."""
-    text = config.get("text_config")
-    if not isinstance(text, dict):
+    if config.get("text_config") is None:
         raise refuse("text_config", "is missing")
-    text = dict(text)
+    text = dict(object_at("text_config", config["text_config"]))
     for field, value in config.items():
         if field in outer | SILENT | {"text_config"}:
             continue

@@ -16,9 +16,17 @@ from dgpp.checkpoint.formats import (
     NVFP4_COMPRESSED,
     Format,
 )
-from dgpp.models.config_fields import refuse
+from dgpp.models.config_fields import list_at, object_at, refuse
 
 FIELD = "quantization_config"
+GROUPS = f"{FIELD}.config_groups"
+
+
+def take_quantisation(raw: dict[str, Any]) -> Mapping[str, Any] | None:
+    """The quantization_config of a config.json, out of which it is taken; None where it has none.
+    Raises CheckpointError where it is no object."""
+    found = raw.pop(FIELD, None)
+    return None if found is None else object_at(FIELD, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,8 @@ def _group_format(kind: str, weights: Mapping[str, Any], field: str) -> Format:
     if weights.get("actorder") is not None or weights.get("dynamic"):
         raise refuse(field, "has an order of activations or dynamic scales")
     bits = weights.get("num_bits")
-    if bits not in by_bits:
+    # What is in the file need not be hashable.
+    if bits not in list(by_bits):
         known = " or ".join(map(str, by_bits))
         raise refuse(f"{field}.num_bits", f"is {bits!r}, not {known}")
     return by_bits[bits]
@@ -90,20 +99,25 @@ def compressed_tensors(found: Mapping[str, Any], served: Set[str]) -> Quantised:
     if found.get("quant_method") != "compressed-tensors":
         method = found.get("quant_method")
         raise refuse(f"{FIELD}.quant_method", f"is {method!r}, not 'compressed-tensors'")
-    whole = found.get("format")
-    if whole not in served and (whole != MIXED or len(served) == 1):
-        raise refuse(f"{FIELD}.format", f"is {whole!r}, not {' or '.join(map(repr, served))}")
+    whole, known = found.get("format"), sorted(served)
+    if whole not in known and (whole != MIXED or len(served) == 1):
+        raise refuse(f"{FIELD}.format", f"is {whole!r}, not {' or '.join(map(repr, known))}")
     if found.get("kv_cache_scheme") is not None:
         raise refuse(f"{FIELD}.kv_cache_scheme", f"is {found['kv_cache_scheme']!r}, not None")
     groups = []
-    for name, group in found.get("config_groups", {}).items():
-        field = f"{FIELD}.config_groups.{name}"
+    for name, told in object_at(GROUPS, found.get("config_groups")).items():
+        field = f"{GROUPS}.{name}"
+        group = object_at(field, told)
         kind = group.get("format", whole)
-        if kind not in served or whole not in (kind, MIXED):
-            raise refuse(f"{field}.format", f"is {kind!r}, not {' or '.join(map(repr, served))}")
-        stored = _group_format(kind, group.get("weights", {}), f"{field}.weights")
-        groups += [(_pattern(target, f"{field}.targets"), stored) for target in group["targets"]]
-    ignored = [_pattern(target, f"{FIELD}.ignore") for target in found.get("ignore", [])]
+        if kind not in known or whole not in (kind, MIXED):
+            raise refuse(f"{field}.format", f"is {kind!r}, not {' or '.join(map(repr, known))}")
+        weights = object_at(f"{field}.weights", group.get("weights"))
+        stored = _group_format(kind, weights, f"{field}.weights")
+        place = f"{field}.targets"
+        targets = list_at(place, group.get("targets"))
+        groups += [(_pattern(target, place), stored) for target in targets]
+    place = f"{FIELD}.ignore"
+    ignored = [_pattern(target, place) for target in list_at(place, found.get("ignore"))]
     return Quantised(tuple(ignored), tuple(groups))
 
 
@@ -121,7 +135,7 @@ def fp8_blocks(found: Mapping[str, Any], field: str = FIELD) -> Quantised:
     for key, wanted in FP8_BLOCKS.items():
         if found.get(key) != wanted:
             raise refuse(f"{field}.{key}", f"is {found.get(key)!r}, not {wanted!r}")
-    left = found.get("modules_to_not_convert", [])
+    left = list_at(f"{field}.modules_to_not_convert", found.get("modules_to_not_convert"))
     ignored = [re.compile(rf"{re.escape(str(module))}(\.|$)") for module in left]
     return Quantised(tuple(ignored), ((re.compile(""), FP8_BLOCK),))
 
@@ -129,8 +143,10 @@ def fp8_blocks(found: Mapping[str, Any], field: str = FIELD) -> Quantised:
 def mixed(found: Mapping[str, Any]) -> Quantised:
     """FP8 by blocks, the routed experts of the layers named in NVFP4 of compressed-tensors. Raises
     CheckpointError naming the field."""
-    base = fp8_blocks(found.get("fp8", {}), f"{FIELD}.fp8")
-    experts = found.get("routed_experts", {})
+    place = f"{FIELD}.fp8"
+    base = fp8_blocks(object_at(place, found.get("fp8")), place)
+    place = f"{FIELD}.routed_experts"
+    experts = object_at(place, found.get("routed_experts"))
     wanted = {
         "format": "nvfp4-pack-quantized",
         "num_bits": 4,
@@ -139,8 +155,12 @@ def mixed(found: Mapping[str, Any]) -> Quantised:
     }
     for key, value in wanted.items():
         if experts.get(key) != value:
-            raise refuse(f"{FIELD}.routed_experts.{key}", f"is {experts.get(key)!r}, not {value!r}")
-    layers = "|".join(str(int(layer)) for layer in experts.get("layers", []))
+            raise refuse(f"{place}.{key}", f"is {experts.get(key)!r}, not {value!r}")
+    held = list_at(f"{place}.layers", experts.get("layers"))
+    for layer in held:
+        if type(layer) is not int:
+            raise refuse(f"{place}.layers", f"has {repr(layer)[:60]}, not an integer")
+    layers = "|".join(map(str, held))
     pattern = re.compile(rf"model\.layers\.(?:{layers})\.mlp\.experts\.")
     return Quantised(base.ignored, ((pattern, NVFP4_COMPRESSED), *base.groups))
 
@@ -151,11 +171,11 @@ def modelopt_ignored(found: Mapping[str, Any]) -> tuple[str, ...]:
     for key, wanted in (("quant_method", "modelopt"), ("quant_algo", "NVFP4")):
         if found.get(key) != wanted:
             raise refuse(f"{FIELD}.{key}", f"is {found.get(key)!r}, not {wanted!r}")
-    for name, group in found.get("config_groups", {}).items():
-        weights = group.get("weights", {})
+    for name, told in object_at(GROUPS, found.get("config_groups")).items():
+        field = f"{GROUPS}.{name}"
+        weights = object_at(f"{field}.weights", object_at(field, told).get("weights"))
         if (weights.get("num_bits"), weights.get("group_size")) != (4, 16):
-            raise refuse(f"{FIELD}.config_groups.{name}.weights", "is not 4 bits in groups of 16")
-    ignored = found.get("ignore")
-    if not isinstance(ignored, list):
+            raise refuse(f"{field}.weights", "is not 4 bits in groups of 16")
+    if found.get("ignore") is None:
         raise refuse(f"{FIELD}.ignore", "is missing")
-    return tuple(str(pattern) for pattern in ignored)
+    return tuple(str(pattern) for pattern in list_at(f"{FIELD}.ignore", found["ignore"]))

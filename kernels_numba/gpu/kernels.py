@@ -69,7 +69,7 @@ class Kernels:
         with ThreadPoolExecutor(min(number, os.cpu_count() or 1)) as pool:
             for _ in pool.map(self._compiled, missing):
                 pass
-        _log.info("%d CUDA sources compiled in %.0f s", number, time.monotonic() - began)
+        _log.info("%d CUDA sources compiled in %.1f s", number, time.monotonic() - began)
 
     def _compiled(self, unit: Unit) -> str:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dgpp.models.config_fields import SILENT, read_fields, refuse
@@ -14,7 +15,7 @@ from dgpp.models.deepseek.config import (
     check_shared_row,
     check_yarn,
 )
-from dgpp.models.quantisation import fp8_blocks
+from dgpp.models.quantisation import FIELD, fp8_blocks, take_quantisation
 
 FIXED: dict[str, tuple[Any, ...]] = {**SHARED, "expert_dtype": ("fp4",)}
 # The draft stages are those of compress_ratios; this says 1 whatever they are.
@@ -70,21 +71,21 @@ def _check(config: DeepseekV4Config) -> None:
     check_yarn(config.rope_scaling, "type")
 
 
-def _check_quantisation(found: object) -> None:
+def _check_quantisation(found: Mapping[str, Any] | None) -> None:
     """FP8 in blocks of 128 × 128, whose scales are powers of two; experts are MXFP4."""
-    if not isinstance(found, dict):
-        raise refuse("quantization_config", "is missing")
+    if found is None:
+        raise refuse(FIELD, "is missing")
     fp8_blocks(found)
     if found.get("modules_to_not_convert"):
-        raise refuse("quantization_config.modules_to_not_convert", "is not empty")
+        raise refuse(f"{FIELD}.modules_to_not_convert", "is not empty")
     if found.get("scale_fmt") != "ue8m0":
-        raise refuse("quantization_config.scale_fmt", f"is {found.get('scale_fmt')!r}, not 'ue8m0'")
+        raise refuse(f"{FIELD}.scale_fmt", f"is {found.get('scale_fmt')!r}, not 'ue8m0'")
 
 
 def parse(config: dict[str, Any]) -> DeepseekV4Config:
     """DeepseekV4Config from a parsed config.json. Raises CheckpointError naming the field."""
     raw = dict(config)
-    _check_quantisation(raw.pop("quantization_config", None))
+    _check_quantisation(take_quantisation(raw))
     parsed = read_fields(
         raw,
         DeepseekV4Config,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dgpp.models.config_fields import (
@@ -23,6 +24,7 @@ from dgpp.models.deepseek.config import (
     check_token,
     check_yarn,
 )
+from dgpp.models.quantisation import FIELD, take_quantisation
 
 OUTER = frozenset({"image_token_id", "vision_config"})
 FIXED: dict[str, tuple[Any, ...]] = {**SHARED, "n_shared_experts": (1,)}
@@ -135,18 +137,18 @@ def _check(config: DeepseekV41Config) -> None:
     check_yarn(config.rope_scaling, "rope_type")
 
 
-def _check_quantisation(found: object) -> None:
-    if not isinstance(found, dict):
-        raise refuse("quantization_config", "is missing")
+def _check_quantisation(found: Mapping[str, Any] | None) -> None:
+    if found is None:
+        raise refuse(FIELD, "is missing")
     for key, wanted in QUANTISATION.items():
         if found.get(key) != wanted:
-            raise refuse(f"quantization_config.{key}", f"is {found.get(key)!r}, not {wanted!r}")
+            raise refuse(f"{FIELD}.{key}", f"is {found.get(key)!r}, not {wanted!r}")
 
 
 def parse(config: dict[str, Any]) -> DeepseekV41Config:
     """DeepseekV41Config from a parsed config.json. Raises CheckpointError naming the field."""
     raw = dict(config)
-    _check_quantisation(raw.pop("quantization_config", None))
+    _check_quantisation(take_quantisation(raw))
     parsed = read_fields(
         text_fields(raw, OUTER),
         DeepseekV41Config,

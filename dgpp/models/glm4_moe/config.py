@@ -20,7 +20,7 @@ from dgpp.models.config_fields import (
     fold_rope,
     read_fields,
 )
-from dgpp.models.quantisation import modelopt_ignored
+from dgpp.models.quantisation import modelopt_ignored, take_quantisation
 
 FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -78,7 +78,7 @@ class Glm4MoeConfig(msgspec.Struct, frozen=True):
 
 def _unquantised(raw: dict[str, Any]) -> tuple[str, ...] | None:
     """The ignore list of a modelopt NVFP4 checkpoint; None without quantisation."""
-    quantisation = raw.pop("quantization_config", None)
+    quantisation = take_quantisation(raw)
     if quantisation is None:
         return None
     return modelopt_ignored(quantisation)
@@ -91,6 +91,7 @@ def _check_sizes(config: Glm4MoeConfig) -> None:
     check_bounds(config, ["first_k_dense_replace"], 0, config.num_hidden_layers)
     check_bounds(config, ["num_nextn_predict_layers"], 0, 16)
     check_share(config, "num_attention_heads", "num_key_value_heads")
+    check_bounds(config, ["partial_rotary_factor"], 0, 1)
     check_rotation("partial_rotary_factor", config.rotated, config.head_dim)
     dense = config.first_k_dense_replace >= config.num_hidden_layers
     routed = not dense or config.num_nextn_predict_layers > 0
@@ -104,8 +105,9 @@ def parse(config: dict[str, Any]) -> Glm4MoeConfig:
     raw = dict(config)
     fold_rope(raw, {"rope_theta", "partial_rotary_factor"})
     unquantised = _unquantised(raw)
-    if "head_dim" not in raw and {"hidden_size", "num_attention_heads"} <= raw.keys():
-        raw["head_dim"] = raw["hidden_size"] // max(1, raw["num_attention_heads"])
+    hidden, heads = raw.get("hidden_size"), raw.get("num_attention_heads")
+    if "head_dim" not in raw and isinstance(hidden, int) and isinstance(heads, int):
+        raw["head_dim"] = hidden // max(1, heads)
     parsed = read_fields(
         raw, Glm4MoeConfig, "glm4_moe", fixed=FIXED, derived={"unquantised": unquantised}
     )

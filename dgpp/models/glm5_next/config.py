@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from dgpp.models.config_fields import (
 from dgpp.models.glm.config import FIXED as GLM_FIXED
 from dgpp.models.glm.config import SAID as GLM_SAID
 from dgpp.models.glm.config import LatentConfig, check_latent
-from dgpp.models.quantisation import UNQUANTISED, Quantised, fp8_blocks, mixed
+from dgpp.models.quantisation import UNQUANTISED, Quantised, fp8_blocks, mixed, take_quantisation
 
 OUTER = frozenset(
     {
@@ -101,7 +102,7 @@ def _check(config: Glm5NextConfig) -> None:
         raise refuse("index_topk", f"is not a multiple of index_kpool {config.index_kpool}")
 
 
-def _quantised(found: dict[str, Any] | None) -> Quantised:
+def _quantised(found: Mapping[str, Any] | None) -> Quantised:
     if found is None:
         return UNQUANTISED
     return mixed(found) if found.get("quant_method") == "dgpp_mixed" else fp8_blocks(found)
@@ -110,7 +111,7 @@ def _quantised(found: dict[str, Any] | None) -> Quantised:
 def parse(config: dict[str, Any]) -> Glm5NextConfig:
     """Glm5NextConfig from a parsed config.json. Raises CheckpointError naming the field."""
     config = dict(config)
-    quantised = _quantised(config.pop("quantization_config", None))
+    quantised = _quantised(take_quantisation(config))
     parsed = read_fields(
         text_fields(config, OUTER),
         Glm5NextConfig,

@@ -17,7 +17,7 @@ from dgpp.models.config_fields import (
 from dgpp.models.glm.config import FIXED as GLM_FIXED
 from dgpp.models.glm.config import SAID as GLM_SAID
 from dgpp.models.glm.config import LatentConfig, check_latent
-from dgpp.models.quantisation import UNQUANTISED, compressed_tensors
+from dgpp.models.quantisation import UNQUANTISED, compressed_tensors, take_quantisation
 
 FIXED: dict[str, tuple[Any, ...]] = {
     **GLM_FIXED,
@@ -73,7 +73,7 @@ def parse(config: dict[str, Any]) -> GlmDsaConfig:
     """GlmDsaConfig from a parsed config.json. Raises CheckpointError naming the field."""
     raw = dict(config)
     fold_rope(raw, {"rope_theta"})
-    found = raw.pop("quantization_config", None)
+    found = take_quantisation(raw)
     quantised = UNQUANTISED if found is None else compressed_tensors(found, SERVED)
     parsed = read_fields(
         raw,

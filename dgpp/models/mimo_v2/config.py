@@ -19,9 +19,11 @@ from dgpp.models.config_fields import (
     check_sizes,
     check_theta,
     fold_rope,
+    list_at,
     read_fields,
     refuse,
 )
+from dgpp.models.quantisation import FIELD, take_quantisation
 
 FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -106,15 +108,16 @@ class MimoConfig(msgspec.Struct, frozen=True):
 
 
 def _quantised(raw: dict[str, Any]) -> bool:
-    found = raw.pop("quantization_config", None)
+    found = take_quantisation(raw)
     if found is None:
         return False
     for key, wanted in QUANTISED.items():
         if found.get(key) != wanted:
-            raise refuse(f"quantization_config.{key}", f"is {found.get(key)!r}, not {wanted!r}")
-    for module in found.get("ignored_layers", []):
+            raise refuse(f"{FIELD}.{key}", f"is {found.get(key)!r}, not {wanted!r}")
+    field = f"{FIELD}.ignored_layers"
+    for module in list_at(field, found.get("ignored_layers")):
         if not str(module).endswith(".self_attn.o_proj"):
-            raise refuse("quantization_config.ignored_layers", f"names {module!r}")
+            raise refuse(field, f"names {module!r}")
     return True
 
 
@@ -126,6 +129,7 @@ def _check(config: MimoConfig) -> None:
         check_share(config, f"{prefix}num_attention_heads", f"{prefix}num_key_value_heads")
     for field in ("num_attention_heads", "swa_num_attention_heads", "swa_num_key_value_heads"):
         check_share(config, field, "num_key_value_heads")
+    check_bounds(config, ["partial_rotary_factor"], 0, 1)
     for dim in (config.head_dim, config.swa_head_dim):
         rotated = int(dim * config.partial_rotary_factor)
         check_rotation("partial_rotary_factor", rotated, dim)

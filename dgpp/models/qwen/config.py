@@ -99,6 +99,7 @@ def check_hybrid(config: HybridConfig, most: Mapping[str, int]) -> None:
     check_sizes(config, {**dict.fromkeys(HEADS, 1 << 14), "linear_conv_kernel_dim": 64, **most})
     check_share(config, "num_attention_heads", "num_key_value_heads")
     check_share(config, "linear_num_value_heads", "linear_num_key_heads")
+    check_bounds(config, ["partial_rotary_factor"], 0, 1)
     check_rotation("partial_rotary_factor", config.rotated, config.head_dim)
     check_kinds(config, "layer_types", KINDS)
     check_least(config, ["linear_conv_kernel_dim"], 2)

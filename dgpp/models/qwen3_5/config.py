@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from dgpp.models.quantisation import UNQUANTISED, Quantised, compressed_tensors, fp8_blocks
+from dgpp.models.quantisation import (
+    UNQUANTISED,
+    Quantised,
+    compressed_tensors,
+    fp8_blocks,
+    take_quantisation,
+)
 from dgpp.models.qwen.config import FIXED as SHARED
 from dgpp.models.qwen.config import HybridConfig, check_hybrid, read_hybrid
 
@@ -23,7 +30,7 @@ class Qwen35Config(HybridConfig, frozen=True, kw_only=True):
     intermediate_size: int
 
 
-def _quantised(found: dict[str, Any] | None) -> Quantised:
+def _quantised(found: Mapping[str, Any] | None) -> Quantised:
     if found is None:
         return UNQUANTISED
     if found.get("quant_method") == "compressed-tensors":
@@ -34,7 +41,7 @@ def _quantised(found: dict[str, Any] | None) -> Quantised:
 def parse(config: dict[str, Any]) -> Qwen35Config:
     """Qwen35Config from a parsed config.json. Raises CheckpointError naming the field."""
     config = dict(config)
-    quantised = _quantised(config.pop("quantization_config", None))
+    quantised = _quantised(take_quantisation(config))
     parsed = read_hybrid(config, Qwen35Config, "qwen3_5", fixed=FIXED, quantised=quantised)
     check_hybrid(parsed, {})
     return parsed

@@ -16,7 +16,7 @@ from dgpp.models.config_fields import (
     check_share,
     refuse,
 )
-from dgpp.models.quantisation import UNQUANTISED
+from dgpp.models.quantisation import UNQUANTISED, take_quantisation
 from dgpp.models.qwen.config import FIXED as SHARED
 from dgpp.models.qwen.config import HybridConfig, check_hybrid, read_hybrid
 from dgpp.models.qwen4_exp.releases import release_forms
@@ -135,7 +135,7 @@ def _check(config: Qwen4ExpConfig) -> None:
 def parse(config: dict[str, Any]) -> Qwen4ExpConfig:
     """Qwen4ExpConfig from a parsed config.json. Raises CheckpointError naming the field."""
     config = dict(config)
-    found = config.pop("quantization_config", None)
+    found = take_quantisation(config)
     quantised = UNQUANTISED if found is None else release_forms(found)
     parsed = read_hybrid(
         config,

@@ -19,7 +19,7 @@ from dgpp.checkpoint.formats import (
     NVFP4_MODELOPT,
     Format,
 )
-from dgpp.models.config_fields import refuse
+from dgpp.models.config_fields import list_at, object_at, refuse
 from dgpp.models.quantisation import FIELD, Quantised, modelopt_ignored
 
 TABLE = "ple.ple_embedding.ngram_embedding"
@@ -49,9 +49,10 @@ def _require(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 
 def _fp8(found: Mapping[str, Any]) -> Quantised:
     _require(found, FP8)
-    for module in found.get("modules_to_not_convert", []):
+    field = f"{FIELD}.modules_to_not_convert"
+    for module in list_at(field, found.get("modules_to_not_convert")):
         if "expert" in str(module):
-            raise refuse(f"{FIELD}.modules_to_not_convert", f"names {module!r}")
+            raise refuse(field, f"names {module!r}")
     return Quantised(groups=((EXPERTS, FP8_BLOCK),))
 
 
@@ -65,15 +66,16 @@ def _gptq(found: Mapping[str, Any]) -> Quantised:
     """Rules of `dynamic`: `-:` patterns are left alone, `+:` ones have bits of their own."""
     _require(found, GPTQ)
     groups: list[tuple[re.Pattern[str], Format]] = [(HYBRID_FP8, FP8_BLOCK)]
-    for rule, said in found.get("dynamic", {}).items():
+    for rule, told in object_at(f"{FIELD}.dynamic", found.get("dynamic")).items():
         field = f"{FIELD}.dynamic.{rule}"
+        said = object_at(field, told)
         try:
             pattern = re.compile(rule[2:])
         except re.error as error:
             raise refuse(field, f"is no pattern: {error}") from error
         if rule.startswith("-:") and not said:
             groups.append((pattern, BF16))
-        elif rule.startswith("+:") and set(said) == {"bits"} and said["bits"] in BITS:
+        elif rule.startswith("+:") and set(said) == {"bits"} and said["bits"] in list(BITS):
             groups.append((pattern, BITS[said["bits"]]))
         else:
             raise refuse(field, f"is {said!r}, neither left alone nor of 4 or 8 bits")
@@ -86,6 +88,6 @@ _METHODS = {"fp8": _fp8, "modelopt": _nvfp4, "gptq": _gptq}
 def release_forms(found: Mapping[str, Any]) -> Quantised:
     """The formats of a release's modules. Raises CheckpointError naming the field."""
     method = found.get("quant_method")
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise refuse(f"{FIELD}.quant_method", f"is {method!r}, not one of {sorted(_METHODS)}")
     return _METHODS[method](found)

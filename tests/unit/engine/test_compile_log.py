@@ -20,4 +20,13 @@ def test_cpu_kernels_are_told_of_at_the_first_and_from_time_to_time(caplog) -> N
     assert "compiling CPU kernels" in first
     assert first.endswith("kept in /kept")
     assert later == ["2 CPU kernels compiled so far", "4 CPU kernels compiled so far"]
-    assert told.summary() == ["4 CPU kernels compiled in 30 s"]
+    assert told.summary() == ["4 CPU kernels compiled in 30.0 s"]
+
+
+def test_a_short_compilation_takes_no_zero_seconds() -> None:
+    now = [100.0]
+    told = CompileLog("/kept", lambda: now[0])
+    told.on_start(None)
+    now[0] += 0.4
+    told.on_end(None)
+    assert told.summary() == ["1 CPU kernels compiled in 0.4 s"]

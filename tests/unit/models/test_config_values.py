@@ -1,10 +1,11 @@
-"""No integer of a config.json, whatever it is, comes further than the error that names it."""
+"""No value of a config.json, whatever it is, comes further than the error that names its field."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +15,9 @@ from hypothesis import strategies as st
 from model_fixtures import FACTS, FIXTURES, release
 
 from dgpp.bench.cut import cut_layers
+from dgpp.bench.setup import cut_model
+from dgpp.config.resolve import resolve
+from dgpp.config.site import parse_site
 from dgpp.errors import CheckpointError, DgppError
 from dgpp.models.config_fields import SILENT
 from dgpp.models.dflash2.config import is_drafter
@@ -26,6 +30,7 @@ MODELS = sorted(
     for path in FIXTURES.glob("*/config.json")
     if "num_hidden_layers" in path.read_text()
 )
+RELEASES = sorted(path.stem for path in FACTS.glob("*.json") if path.stem != "index")
 ABSURD = (0, -1, 10**13, 1 << 62, 10**31)
 UNUSED = {
     "ep_size", "pretraining_tp", "index_topk_freq", "index_skip_topk_offset", "mrope_section",
@@ -74,17 +79,23 @@ def changed(config: dict[str, Any], at: tuple[Any, ...], value: object) -> dict[
     return copy
 
 
-def plan(config: dict[str, Any]) -> None:
+def read(config: dict[str, Any]) -> None:
     if is_drafter(config):
         parse_drafter(config)
     else:
+        family_of(config).settle(config)
+
+
+def plan(config: dict[str, Any]) -> None:
+    read(config)
+    if not is_drafter(config):
         plan_memory(config, MemorySettings(drafts=True))
 
 
-def refusal(config: dict[str, Any]) -> str:
-    """What is said of the configuration, "" where it is planned with."""
+def refusal(config: dict[str, Any], use: Callable[[dict[str, Any]], None] = read) -> str:
+    """What is said of the configuration by `use`, "" where nothing is."""
     try:
-        plan(config)
+        use(config)
     except DgppError as error:
         return str(error)
     return ""
@@ -114,7 +125,7 @@ PLACES = [
 def test_an_absurd_integer_is_refused_by_name(model: str, at: tuple[Any, ...]) -> None:
     config = config_of(model)
     for value in ABSURD:
-        said = refusal(changed(config, at, value))
+        said = refusal(changed(config, at, value), plan)
         if said:
             assert re.match(r"config\.json: [a-z_]+[\w.]* ", said), said
             assert "another kind" not in said
@@ -133,7 +144,7 @@ def test_an_absurd_integer_is_refused_by_name(model: str, at: tuple[Any, ...]) -
 @example(place=("glm-4.7-bf16", ("first_k_dense_replace",)), value=-1)
 def test_any_integer_is_planned_with_or_refused_by_name(place: Any, value: int) -> None:
     model, at = place
-    assert "another kind" not in refusal(changed(config_of(model), at, value))
+    assert "another kind" not in refusal(changed(config_of(model), at, value), plan)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +171,66 @@ def test_the_range_is_said(field: str, low: int, high: int) -> None:
         assert str(caught.value) == f"config.json: {field} is {value}, not within {low}..{high}"
 
 
-@pytest.mark.parametrize(
-    "name", sorted(path.stem for path in FACTS.glob("*.json") if path.stem != "index")
-)
+KINDS = ("x", "", 5, True, -1.5, 1e308, None, [], ["x"], [[]], [None], {}, {"x": 1}, {"x": "y"})
+
+
+def places(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a config.json has a value, of lists the first."""
+    if at:
+        yield at
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from places(value, (*at, key))
+    elif isinstance(node, list):
+        for value in node[:1]:
+            yield from places(value, (*at, 0))
+
+
+def of_another_kind(config: dict[str, Any], within: str = "") -> Iterator[str]:
+    for at in places(config):
+        if "vision_config" in at or within not in ("", at[0]):
+            continue
+        for value in KINDS:
+            if (said := refusal(changed(config, at, value))) and at[0] != "architectures":
+                yield f"{at} {value!r}: {said}"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_value_of_another_kind_is_refused_by_its_field(model: str) -> None:
+    for said in of_another_kind(config_of(model)):
+        assert re.search(r": config\.json: .*[a-z_]+", said), said
+        assert "another kind" not in said
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_a_quantisation_of_another_kind_is_refused_by_its_field(name: str) -> None:
+    for said in of_another_kind(release(name), "quantization_config"):
+        assert re.search(r": config\.json: quantization_config", said), said
+        assert "another kind" not in said
+
+
+@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("value", ["x", 5, [1]])
+def test_a_quantisation_that_is_no_object_is_said_to_be_none(name: str, value: object) -> None:
+    config = release(name)
+    if "quantization_config" in config:
+        said = refusal({**config, "quantization_config": value})
+        assert said == f"config.json: quantization_config is {value!r}, not an object"
+
+
+@pytest.mark.parametrize("layers", [4, "x", None])
+def test_a_cut_model_is_refused_as_a_whole_one(tmp_path: Path, layers: object) -> None:
+    config = {**release("deepseek-v4.1-flash-mxfp4-fp8")}
+    config["text_config"] = {**config["text_config"], "engram_layer_ids": layers}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    document = {"model": str(path), "world_size": 1, "engine": {"load": "dummy"}}
+    settings = resolve(document, "f", site=parse_site({}, ""))
+    with pytest.raises(CheckpointError, match="engram_layer_ids"), cut_model(settings, 3):
+        pass
+
+
+@pytest.mark.parametrize("name", RELEASES)
 def test_releases_are_within_range(name: str) -> None:
     plan(release(name))
 
