@@ -233,7 +233,7 @@ def bench_decode(
     """
     _settle_blas()
     from dgpp.bench.measure import LEAST_STEPS, Decode
-    from dgpp.bench.setup import whole_numbers
+    from dgpp.cli.numbers import whole_numbers
 
     contexts, batches = whole_numbers("--context", context), whole_numbers("--batch", batch)
     told = {"load": load, "backend": backend, "threads": threads}
@@ -268,7 +268,7 @@ def bench_prefill(
     """
     _settle_blas()
     from dgpp.bench.measure import measure_prefill
-    from dgpp.bench.setup import whole_numbers
+    from dgpp.cli.numbers import whole_numbers
 
     contexts = whole_numbers("--context", context)
     told = {"load": load, "backend": backend, "threads": threads}

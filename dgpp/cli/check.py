@@ -140,7 +140,7 @@ def _tolerances(expected: Path, tolerance: float | None) -> Tolerances:
 
 
 def _devices(text: str) -> tuple[int, ...]:
-    from dgpp.bench.setup import numbers
+    from dgpp.cli.numbers import numbers
 
     return numbers("--devices", text, 0, MOST_DEVICE) if text else ()
 

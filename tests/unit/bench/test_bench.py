@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from actors import launch
 from dgpp.bench.cut import cut_layers
-from dgpp.bench.setup import numbers, whole_numbers
 from dgpp.bench.table import aligned, share
 from dgpp.cli.bench import app
+from dgpp.cli.numbers import numbers, whole_numbers
 from dgpp.engine import backends
 from dgpp.engine.backends import placed
 from dgpp.errors import ConfigError, DgppError, MemoryPlanError
