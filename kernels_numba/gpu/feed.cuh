@@ -65,6 +65,8 @@ struct Work {
     const int4* tiles;
     const int* gather;
 
+    __device__ __forceinline__ bool is_fixed(const Item& item) const { return ALONE || item.fixed(); }
+
     __device__ __forceinline__ Span<GATED> span(const Item& item) const {
         u32 begin, end;
         if constexpr (ALONE) {
@@ -90,7 +92,7 @@ struct Work {
         return Span<GATED>(begin, end, n);
     }
     __device__ __forceinline__ Tile tile(int index) const {
-        return index == 0 ? Tile{0, 0, rows} : tile_of(tiles, index - 1, 0, 0);
+        return ALONE || index == 0 ? Tile{0, 0, rows} : tile_of(tiles, index - 1, 0, 0);
     }
     __device__ __forceinline__ u32 base(const Tile& tile) const {
         return static_cast<u32>(tile.expert) * (GATED ? 2 * n : n);
@@ -98,7 +100,7 @@ struct Work {
     // The row of x that stands at `place` of tile number `index`; behind its last one that one again.
     __device__ __forceinline__ u32 input(int index, const Tile& tile, int place) const {
         const i64 at = tile.first + min(static_cast<i64>(place), tile.count - 1);
-        if (index == 0) return from + static_cast<u32>(at);
+        if (ALONE || index == 0) return from + static_cast<u32>(at);
         return static_cast<u32>(gather == nullptr ? at : gather[at]);
     }
 };
@@ -117,7 +119,7 @@ struct Lines {
         own = 0;
         lone = false;
         if (cursor.tile >= known) return;
-        const bool fixed = cursor.fixed();
+        const bool fixed = work.is_fixed(cursor);
         const Span<GATED> span = work.span(cursor);
         const u32 row = work.base(work.tile(cursor.tile)) + threadIdx.x % 32 / 4;
         const u32 each = scales ? SCALE_ROWS : 1, above = GATED ? work.n : BAND;
@@ -175,7 +177,10 @@ struct ScaleRing {
         if (has) from = lines.at(strip, half);
     }
 
-    __device__ __forceinline__ void copy() {
+    // The scales of the cursor's chunk. Where they lie is found when weights have been asked for.
+    __device__ __forceinline__ void copy(
+        const Work<GATED>& work, const ItemCursor& cursor, int known, int chunk, bool first_chunk) {
+        if (first_chunk) aim(work, cursor, known, chunk);
         if (has) copy_async<sizeof(ChunkScales)>(&next->bands[0][0] + threadIdx.x % 32, from);
         next = next + 1 == behind ? first : next + 1;
         from += SCALE_BYTES;
@@ -201,8 +206,8 @@ struct ScaleRing {
 template <int STRIPS, bool GATED>
 struct ScaleRing {
     __device__ __forceinline__ ScaleRing(void*, int) {}
-    __device__ __forceinline__ void aim(const Work<GATED>&, const ItemCursor&, int, int) {}
-    __device__ __forceinline__ void copy() {}
+    __device__ __forceinline__ void copy(
+        const Work<GATED>&, const ItemCursor&, int, int, bool) {}
     __device__ __forceinline__ void arrive() const {}
     __device__ __forceinline__ void leave() {}
 };
@@ -237,20 +242,18 @@ struct StripStream {
     __device__ __forceinline__ bool waits() const { return cursor.tile >= known; }
 
     __device__ __forceinline__ void know(int tiles) {
-        if (begin == end) return;
+        if (ALONE || begin == end) return;
         known = tiles;
         if (chunk == begin) aim();
     }
 
     __device__ __forceinline__ void aim() {
         lines.aim(work, cursor, known, false, begin * CHUNK_BYTES + threadIdx.x % 4 * 16);
-        scales.aim(work, cursor, known, begin);
     }
 
     // Asks for a strip's chunk, with the first one for the scales of all that go along. It is one group
     // of copies even where there is nothing to ask for: waits count them.
     __device__ __forceinline__ void copy(int strip) {
-        if (strip == 0) scales.copy();
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (!lines.has(strip, half)) continue;
@@ -260,6 +263,7 @@ struct StripStream {
                 copy_async<16>(&here[strip].data[half][u][threadIdx.x % 32], from + 64 * u);
             }
         }
+        if (strip == 0) scales.copy(work, cursor, known, begin, chunk == begin);
         copy_commit();
     }
 

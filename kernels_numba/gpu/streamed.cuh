@@ -42,11 +42,15 @@ struct ItemCursor : Item {
 
     __device__ __forceinline__ ItemCursor(int groups_of, bool has_fixed, bool alone = false)
         : groups(groups_of) {
-        const int index = alone ? 0 : blockIdx.x, step = alone ? 1 : gridDim.x;
-        tile = index / groups + (has_fixed ? 0 : 1);
-        group = index % groups;
-        tiles_on = step / groups;
-        groups_on = step % groups;
+        if (alone) {
+            tile = group = tiles_on = 0;
+            groups_on = 1;
+            return;
+        }
+        tile = blockIdx.x / groups + (has_fixed ? 0 : 1);
+        group = blockIdx.x % groups;
+        tiles_on = gridDim.x / groups;
+        groups_on = gridDim.x % groups;
     }
 
     __device__ __forceinline__ void next() {
