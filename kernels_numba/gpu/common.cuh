@@ -107,6 +107,18 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
     }
 }
 
+// For lines that are read once: the second cache gives them up before all others.
+__device__ __forceinline__ u64 give_up_first() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void copy_async_16(void* to, const void* from, u64 policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
+                 ::"r"(shared_address(to)), "l"(from), "l"(policy) : "memory");
+}
+
 __device__ __forceinline__ void copy_async_16(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }

@@ -6,6 +6,10 @@
 constexpr int UNITS = CHUNK_BYTES / 64;
 constexpr int BAND = 8;
 
+// Weights pass through the second cache once, and x, which all blocks read, should stay there: they are
+// given up first. Of a line of 128 bytes all must be asked for by then, and NVFP4's chunks are half ones.
+constexpr bool ONE_READ = CHUNK_BYTES % 128 == 0;
+
 // What a lane needs of the scales of a row's chunk.
 #if FORMAT == 1
 struct ChunkScales {};
@@ -227,13 +231,14 @@ struct StripStream {
     int known;
     ItemCursor cursor;
     Lines<GATED> lines;
+    const u64 policy;
     ScaleRing<STRIPS, GATED> scales;
 
     __device__ __forceinline__ StripStream(
         const Work<GATED>& of, void* memory, int begin, int end, const ItemCursor& first_item)
         : work(of), first(static_cast<Slot*>(memory) + threadIdx.x / 32 * (DEPTH * STRIPS)),
           here(first), behind(first + DEPTH * STRIPS), begin(begin), end(end), chunk(begin),
-          known(begin < end ? 1 : 0), cursor(first_item),
+          known(begin < end ? 1 : 0), cursor(first_item), policy(ONE_READ ? give_up_first() : 0),
           scales(static_cast<u8*>(memory) + RING, DEPTH) {
         aim();
     }
@@ -260,7 +265,12 @@ struct StripStream {
             const u8* from = lines.at(strip, half);
 #pragma unroll
             for (int u = 0; u < UNITS; ++u) {
-                copy_async<16>(&here[strip].data[half][u][threadIdx.x % 32], from + 64 * u);
+                uint4* to = &here[strip].data[half][u][threadIdx.x % 32];
+                if (ONE_READ) {
+                    copy_async_16(to, from + 64 * u, policy);
+                } else {
+                    copy_async<16>(to, from + 64 * u);
+                }
             }
         }
         if (strip == 0) scales.copy(work, cursor, known, begin, chunk == begin);

@@ -442,6 +442,11 @@ inline void ptx_cp_async_ca_shared_global(unsigned to, const void* from, int siz
 inline void ptx_cp_async_cg_shared_global_L2_128B(unsigned to, const void* from, int size) {
     emulated_copy(to, from, size);
 }
+inline void ptx_createpolicy_fractional_L2_evict_first_b64(unsigned long long& policy) { policy = 0; }
+inline void ptx_cp_async_cg_shared_global_L2_cache_hint_L2_128B(
+    unsigned to, const void* from, unsigned long long, int size) {
+    emulated_copy(to, from, size);
+}
 inline void ptx_cp_async_commit_group() { ++emulated::copies[emulated::current].groups; }
 inline void ptx_cp_async_wait_group(int pending) {
     emulated::copies[emulated::current].wait(pending);
