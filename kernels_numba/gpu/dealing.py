@@ -108,7 +108,8 @@ def deal(
     processors: int,
     rings: Rings = LARGE,
 ) -> Deal:
-    """For `weight_rows` (`kind` gated: as many gate and up rows), `size` rows of x a tile.
+    """For `weight_rows` (`kind` gated: as many gate and up rows), `size` rows of x a tile: those of
+    `tiles` matrices that are dealt item by item, or with 0 of one alone.
 
     Many weight rows with few rows of x go to linear_few.cu, whose blocks have even work; the rest
     is faster in linear.cu. Both give a row of x the same bits. Raises ValueError for too many
@@ -117,7 +118,8 @@ def deal(
     blocks, bands = rings.blocks * processors, -(-weight_rows // BAND)
     strip_bands = 1 if kind == "gated" else 2
     ring = rings.stream
-    if size == SIZE and bands * tiles > strip_bands * blocks:
+    number = tiles or 1
+    if size == SIZE and bands * number > strip_bands * blocks:
         made = _few(form, bands, strip_bands, tiles, processors, rings)
         if (bands + 1) * made.groups > MOST_CUTS:
             raise ValueError(f"a matrix of {weight_rows} rows has too many for a streaming launch")
@@ -126,9 +128,9 @@ def deal(
         ring += SCALE_ROOM if form is Form.FP8_BLOCK else 0
     else:
         every = -(-bands // strip_bands)
-        strips = 1 if rings is not LARGE else _broad(form, every * tiles, size, processors)
+        strips = 1 if rings is not LARGE else _broad(form, every * number, size, processors)
         groups = -(-every // strips)
-        made = Cut(strips, groups, min(groups * tiles, blocks))
+        made = Cut(strips, groups, min(groups * number, blocks))
         unit, name = linear_unit(form, group, rings), f"{kind}_{size}_{strips}"
     needed = ring + STRIP_SUM_BYTES * WARPS * made.strips * size // SIZE
     return Deal(unit, name, made.groups, made.blocks, needed, made.split, made.phase)
@@ -137,14 +139,14 @@ def deal(
 def _few(
     form: Form, bands: int, strip_bands: int, tiles: int, processors: int, rings: Rings
 ) -> Cut:
-    """How linear_few.cu takes `bands`, `strip_bands` of which make a strip.
+    """How linear_few.cu takes `bands`, `strip_bands` of which make a strip, for each of `tiles`.
 
     A matrix alone is dealt in strips and what is left in bands, but NVFP4's in strips too. Where
     blocks would have less than two strips of FP8, half as many take twice as many: the next
     kernel's stand beside them from the start.
     """
     choices, blocks = few_strips(form), rings.blocks * processors
-    if tiles > 1:
+    if tiles:
         strips = strips_of(bands * tiles, strip_bands, blocks, choices)
         groups = groups_of(bands, strip_bands * strips, tiles, blocks)
         return Cut(strips, groups, min(groups * tiles, blocks), phase=(groups - 1) // tiles)

@@ -225,7 +225,7 @@ class Project:
         output: tuple[int, ...],
         grouping: Grouping | None,
     ) -> None:
-        tiles = 1 if grouping is None else grouping.most
+        tiles = 0 if grouping is None else grouping.most
         fixed, experts = matrix.weights, NO_WEIGHTS
         x_rows = (count, 0, 0, 0, 0, 0)
         if grouping is not None:

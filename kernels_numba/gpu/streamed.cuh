@@ -36,7 +36,7 @@ struct EvenSplit {
     u32 each, more, rest;
 };
 
-// Which item a block is at: its first, then `next`. Of a matrix alone an item is a turn.
+// Which item a block is at: its first, then `next`. Of a matrix alone, the fixed one, an item is a turn.
 struct ItemCursor : Item {
     int tiles_on, groups_on, groups;
 

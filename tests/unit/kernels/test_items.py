@@ -96,7 +96,7 @@ def test_a_split_takes_as_few_turns_as_they_can(
     assert even_split(bands, each, most, BLOCKS) == (turns, split)
 
 
-@pytest.mark.parametrize("tiles", [2, 9, 17, 60])
+@pytest.mark.parametrize("tiles", [1, 2, 9, 17, 60])
 @pytest.mark.parametrize(("kind", "rows", "each"), [("gated", 1536, 1), ("linear", 5120, 2)])
 def test_blocks_have_nearly_even_shares_of_many_tiles(
     kind: str, rows: int, each: int, tiles: int
@@ -125,19 +125,26 @@ def test_an_item_is_a_block_s_share_where_it_fits() -> None:
 
 
 def test_few_rows_of_a_large_matrix_have_a_kernel_of_their_own() -> None:
-    large = deal("linear", Form.NVFP4, 0, 5120, 1, 8, 132)
+    large = deal("linear", Form.NVFP4, 0, 5120, 0, 8, 132)
     assert (large.name, large.blocks, large.split) == ("linear_few_2", 264, (1, 0, 56))
     # FP8: a block a processor, where two would have less than two strips each.
-    large = deal("linear", Form.FP8_BLOCK, 128, 5120, 1, 8, 132)
+    large = deal("linear", Form.FP8_BLOCK, 128, 5120, 0, 8, 132)
     assert (large.name, large.blocks, large.split) == ("linear_few_3", 132, (2, 0, 112))
-    larger = deal("linear", Form.FP8_BLOCK, 128, 17408, 1, 8, 132)
+    larger = deal("linear", Form.FP8_BLOCK, 128, 17408, 0, 8, 132)
     assert (larger.name, larger.blocks, larger.split) == ("linear_few_3", 264, (2, 0, 64))
-    large = deal("linear", Form.BF16, 0, 5120, 1, 8, 132)
+    large = deal("linear", Form.BF16, 0, 5120, 0, 8, 132)
     assert (large.name, large.blocks, large.split) == ("linear_few_2", 264, (1, 0, 112))
     # The same with more rows of x, and fewer weights.
-    assert deal("linear", Form.FP8_BLOCK, 128, 5120, 1, 16, 132).name == "linear_16_1"
-    small = deal("linear", Form.BF16, 0, 1536, 1, 8, 132)
+    assert deal("linear", Form.FP8_BLOCK, 128, 5120, 0, 16, 132).name == "linear_16_1"
+    small = deal("linear", Form.BF16, 0, 1536, 0, 8, 132)
     assert (small.name, small.groups) == ("linear_8_1", 96)
+
+
+def test_the_only_tile_of_experts_is_no_matrix_alone() -> None:
+    alone, tile = (deal("linear", Form.BF16, 0, 5120, tiles, 8, 132) for tiles in (0, 1))
+    assert ("ALONE", 1) in alone.unit.defines
+    assert ("ALONE", 0) in tile.unit.defines
+    assert not any(tile.split)
 
 
 def test_rings_are_as_large_as_a_block_has_room_for() -> None:
@@ -151,7 +158,7 @@ def test_blocks_find_their_shared_memory(
     kind: str, form: Form, group: int, rings: Rings, room: int
 ) -> None:
     for rows in (8, 160, 1536, 5120, 17408, 248320):
-        for tiles in (1, 9, 60) if rows <= 5120 else (1,):
+        for tiles in (0, 1, 9, 60) if rows <= 5120 else (0, 1):
             for size in (8, 16, 32, 64):
                 made = deal(kind, form, group, rows, tiles, size, 48, rings)
                 assert made.shared_bytes <= room

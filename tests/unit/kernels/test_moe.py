@@ -77,6 +77,29 @@ def test_moe_is_the_weighted_sum_of_its_experts(backend, form, count, add) -> No
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_one_row_with_one_expert_of_many_weights(backend, form) -> None:
+    """One tile and nothing beside it, of more weight rows than blocks have at once."""
+    wide, number = 256, 3
+    gate, gate_values = random_part(Form.BF16, number, wide, 1)
+    sides = [random_part(form, wide, wide, 10 + i) for i in range(2 * number)]
+    downs = [random_part(form, wide, wide, 50 + i) for i in range(number)]
+    bias = backend.vector(np.zeros(number, np.float32))
+    routing = Routing(backend.matrix([gate]), bias, number, 1, normalise=True, scale=1.0)
+    matrices = (backend.matrix([part for part, _ in each]) for each in (sides, downs))
+    experts = Experts(*matrices, wide)
+    x = bf16_rows(np.random.default_rng(4), CAPACITY, wide)
+    source, rows, routes = tensor_of(backend, x), rows_of(backend, 1), backend.routes(1)
+    out = backend.tensor(wide, wide=True)
+    backend.route(rows, source, routing, routes)
+    backend.moe(rows, source, experts, routes, None, out)
+    row = x[0].astype(np.float64)
+    chosen = int(np.argmax(gate_values @ row))
+    gates, ups = (sides[2 * chosen + i][1] @ row for i in range(2))
+    expected = downs[chosen][1] @ (gates / (1 + np.exp(-gates)) * ups)
+    close(backend, backend.read(out, 1)[0], expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("inner", [INNER, 2 * INNER])
 @pytest.mark.parametrize("count", [1, 8, 9])
 def test_shared_experts_have_the_bits_of_their_projections(backend, form, inner, count) -> None:
