@@ -2,9 +2,9 @@
 
 usage: python scripts/bench_cuda.py [--forms BF16,NVFP4] [--rows 1,8,16,2048] [--json FILE]
 
-Matrices that exceed the L2 together are read in rotation, replayed as one CUDA graph of so many
-products as a step has, so that the start of a graph is not taken for theirs. Up to 64 rows the bytes
-of the weights count, above the floating point operations. Whole models: `dgpp bench`.
+Matrices that exceed the L2 together are read in rotation, replayed as one CUDA graph of as many
+products as a step has, so that the start of a graph is not taken for theirs. Up to 64 rows the
+bytes of the weights count, above the floating point operations. Whole models: `dgpp bench`.
 """
 
 from __future__ import annotations
