@@ -14,12 +14,17 @@ SOURCES, CANDIDATES = "index_source_layer_ids", "candidate_source_layer_id"
 """Layers by number, of which one leaves candidates to those after it: of a cut model the last."""
 FIRST = ("num_hash_layers", "first_k_dense_replace")
 """How many layers from the first on are of a kind."""
+DELTA, KINDS = "linear_attn_config", ("kda_layers", "full_attn_layers")
+"""An object with the layers of each kind by number."""
+NGRAMS = "ple_layer_ids"
+"""The layer before which n-grams come in, counted from one."""
 
 
 def cut_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
     """`config` with its first `layers` layers, lists of one entry a layer cut alike.
 
-    Sizes may stand in `text_config`. Raises ConfigError where it has fewer layers, or states none.
+    Sizes may stand in `text_config`. Raises ConfigError where it has fewer layers, or states none,
+    or where the first layers lack one that every model of the family has.
     """
     inner = config.get("text_config")
     if LAYERS not in config and isinstance(inner, dict):
@@ -34,19 +39,28 @@ def cut_layers(config: dict[str, Any], layers: int) -> dict[str, Any]:
         for name, value in config.items()
     }
     cut |= {name: min(cut[name], layers) for name in FIRST if isinstance(cut.get(name), int)}
+    if isinstance(delta := config.get(DELTA), dict):
+        kinds = {name: [at for at in delta[name] if at < layers] for name in KINDS}
+        cut[DELTA] = {**delta, **kinds}
+    if NGRAMS in cut:
+        _require(NGRAMS, min(cut[NGRAMS]), layers)
     if SOURCES in cut:
         cut |= _numbered(cut, layers)
     return {**cut, LAYERS: layers}
+
+
+def _require(field: str, least: int, layers: int) -> None:
+    """Raises ConfigError where the first layers have none of `field`, which begins with layer
+    `least` of the model, counted from one."""
+    if layers < least:
+        raise ConfigError(f"--layers: {layers}, {field} has none of these: take at least {least}")
 
 
 def _numbered(config: dict[str, Any], layers: int) -> dict[str, Any]:
     """Fields that name layers, as far as these are left; what stands beside their numbers too."""
     named = {name: value for name, value in config.items() if name.endswith("_layer_ids")}
     cut = {name: [at for at in value if at < layers] for name, value in named.items()}
-    if not cut[SOURCES]:
-        raise ConfigError(
-            f"--layers: {layers}, the first layer of {SOURCES} is {named[SOURCES][0]}"
-        )
+    _require(SOURCES, min(named[SOURCES]) + 1, layers)
     last = min(config[CANDIDATES], cut[SOURCES][-1])
     tables = [
         (layer, rows)

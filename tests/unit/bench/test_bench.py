@@ -18,7 +18,9 @@ from dgpp.engine.backends import placed
 from dgpp.errors import ConfigError, DgppError, MemoryPlanError
 from dgpp.models.deepseek_v41.config import parse
 from dgpp.models.deepseek_v41.engram_tables import primes
+from dgpp.models.dflash2.config import is_drafter
 from dgpp.models.plan import MemoryPlan, MemorySettings, plan_memory, require_fit
+from dgpp.models.registry import family_of
 from kernels_numba.gpu import probe
 from kernels_numba.gpu.errors import CudaError
 
@@ -60,8 +62,55 @@ def test_layers_that_are_named_by_number_are_cut(layers: int, engram, decoder: i
     assert (config.num_hidden_layers, len(config.compress_ratios)) == (layers, layers)
     assert (config.engram_layer_ids, config.decoder) == (engram, decoder)
     assert primes(config)
-    with pytest.raises(ConfigError, match="--layers: 2, the first layer of index_source_layer_ids"):
-        cut_layers(facts, 2)
+
+
+CUT = {
+    path.stem: json.loads(path.read_text())
+    for path in sorted(FACTS.glob("*.json"))
+    if path.stem != "index" and not is_drafter(json.loads(path.read_text()))
+}
+LEAST = {
+    "deepseek_v41": (3, "index_source_layer_ids"),
+    "qwen4_exp": (2, "ple_layer_ids"),
+}
+"""Families whose every model selects positions, or takes up n-grams: the first layer that does, by
+config.json, and the field that says so."""
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_every_cut_of_a_release_is_a_model_of_its_family(name: str) -> None:
+    facts = CUT[name]
+    family, sizes = family_of(facts), facts.get("text_config", facts)
+    whole, held = family.settle(facts), sizes["num_hidden_layers"]
+    least, field = LEAST.get(facts["model_type"], (1, ""))
+    for layers in range(1, least):
+        said = f"--layers: {layers}, {field} has none of these: take at least {least}"
+        with pytest.raises(ConfigError) as caught:
+            cut_layers(facts, layers)
+        assert str(caught.value) == said
+    for layers in range(least, held + 1):
+        config = family.settle(cut_layers(facts, layers))
+        assert config.num_hidden_layers == layers
+        # What the family says of each layer it says of the same layers of the whole model.
+        for kind in ("dense", "full", "sparse", "selects"):
+            if hasattr(whole, kind):
+                kinds = [[getattr(of, kind)(n) for n in range(layers)] for of in (config, whole)]
+                assert kinds[0] == kinds[1], (layers, kind)
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_the_least_cut_of_a_release_is_planned(name: str) -> None:
+    least, _ = LEAST.get(CUT[name]["model_type"], (1, ""))
+    for drafts in (False, True):
+        plan = plan_memory(cut_layers(CUT[name], least), MemorySettings(drafts=drafts))
+        assert plan.work.fixed_bytes > 0
+
+
+def test_kinds_of_layers_by_number_are_cut() -> None:
+    """By hand: every fourth layer of GLM-5.3-Flash attends, the others have the delta rule."""
+    told = cut_layers(CUT["glm-5.3-flash-fp8"], 6)["text_config"]["linear_attn_config"]
+    assert (told["kda_layers"], told["full_attn_layers"]) == ([0, 1, 2, 4, 5], [3])
+    assert told["num_heads"] == 64
 
 
 def test_eight_layers_of_glm_4_7_are_three_dense_and_five_moe_ones() -> None:
