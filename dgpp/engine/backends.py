@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 from dgpp.errors import ConfigError
 from kernels_numba.gpu.device import Device, seems_present
@@ -13,14 +14,13 @@ if TYPE_CHECKING:
     # It brings NumPy with it; who only asks for a name has no use for that.
     from kernels_numba.backend import Backend
 
-T = TypeVar("T")
 
-
-def _named(call: Callable[[], T]) -> T:
-    """The call's result; what is wrong with the GPU becomes a ConfigError under its key, with the
-    one way out that is always there beside the error's own."""
+@contextmanager
+def gpu_named() -> Iterator[None]:
+    """What is wrong with the GPU inside becomes a ConfigError under its key, with the one way out
+    that is always there beside the error's own."""
     try:
-        return call()
+        yield
     except CudaError as error:
         message = f"engine.backend cuda: {error}; or engine.backend cpu"
         raise ConfigError(message) from error
@@ -75,7 +75,8 @@ def choose_backend(
     Raises ConfigError where `cuda` is asked for and cannot be had.
     """
     if wanted == "cuda":
-        return Choice("cuda", _named(lambda: _asked(device)))
+        with gpu_named():
+            return Choice("cuda", _asked(device))
     if wanted != "auto":
         return Choice(wanted)
     try:
@@ -96,5 +97,6 @@ def make_backend(name: str, capacity: int, threads: int, device: int = 0) -> Bac
     if name == "cuda":
         from kernels_numba.gpu.backend import CudaBackend
 
-        return _named(lambda: CudaBackend(capacity, device))
+        with gpu_named():
+            return CudaBackend(capacity, device)
     raise ConfigError(f"engine.backend: {name} is not a backend of the model engine")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.checkpoint.draft_vocab import read_draft_vocab
 from dgpp.engine.agreement import require_one_model
-from dgpp.engine.backends import make_backend
+from dgpp.engine.backends import gpu_named, make_backend
 from dgpp.engine.base import EngineLimits, StepTrace
 from dgpp.engine.loading import DummyModel, Loading
 from dgpp.engine.moves import StateMoves
@@ -73,7 +73,8 @@ class _Lane:
 class ModelEngine:
     """Implements `dgpp.engine.base.Engine` with a checkpoint's weights on the backend `backend`.
 
-    Loading binds every tensor before it reads one: CheckpointError names what does not fit.
+    Loading binds every tensor before it reads one: CheckpointError names what does not fit,
+    ConfigError what is wrong with the GPU.
     `threads` are the CPU backend's, `device` is the CUDA backend's.
     `drafts` loads the draft layers too (their numbers can be checked; they do not serve yet).
     `forms` are those that the model is held in, `tables` says where its tables are.
@@ -85,6 +86,8 @@ class ModelEngine:
     different models.
     """
 
+    # Of some kernels it shows only here that they cannot be compiled, or kept.
+    @gpu_named()
     def __init__(
         self,
         checkpoint: Checkpoint | Path | DummyModel,

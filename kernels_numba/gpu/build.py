@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from kernels_numba.entry_lock import held
-from kernels_numba.gpu.device import cache_folder, load_cupy
+from kernels_numba.gpu.device import cache_folder, load_cupy, make_cache_folder
 from kernels_numba.gpu.errors import CudaError, FolderError
 from kernels_numba.gpu.source import Unit
 
@@ -40,11 +41,7 @@ class Compiler:
             # The ranks of a host want the same units at once: one compiles each.
             if self.keeps(unit):
                 return path
-            code = self._compile(unit)
-            try:
-                return _keep(code, path)
-            except OSError as error:
-                raise FolderError(error) from error
+            return _keep(self._compile(unit), path)
 
     def keeps(self, unit: Unit) -> bool:
         """Whether the unit's machine code is kept; a folder that cannot be looked into keeps
@@ -68,8 +65,16 @@ class Compiler:
 
 
 def _keep(code: bytes, path: Path) -> Path:
-    """Put `code` in its place. Raises OSError, and leaves nothing there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Put `code` in its place. Raises FolderError, and leaves nothing there."""
+    make_cache_folder()
+    try:
+        return _written(code, path)
+    except OSError as error:
+        # No file of `_written` is one that a user knows.
+        raise FolderError(OSError(error.errno, error.strerror), path.parent) from error
+
+
+def _written(code: bytes, path: Path) -> Path:
     handle, name = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -77,5 +82,6 @@ def _keep(code: bytes, path: Path) -> Path:
         # Readers do not wait: each file is whole before it has its name.
         return Path(name).replace(path)
     except OSError:
-        Path(name).unlink(missing_ok=True)
+        with suppress(OSError):
+            Path(name).unlink()
         raise

@@ -93,7 +93,7 @@ def cache_folder() -> Path:
         raise FolderError(unknown) from error
 
 
-def _make_cache_folder() -> None:
+def make_cache_folder() -> None:
     """The cache folder, there from now on, and CuPy's as well: CuPy takes the variable literally,
     also an empty one and a tilde. Raises FolderError."""
     folder = cache_folder()
@@ -115,7 +115,7 @@ def load_cupy() -> Any:
     FolderError where it has no folder for compiled kernels."""
     require_installed()
     if "cupy" not in sys.modules:
-        _make_cache_folder()
+        make_cache_folder()
     try:
         import cupy
     except (ImportError, OSError, RuntimeError, ValueError) as error:
@@ -215,7 +215,7 @@ def _check_compiler(cupy: Any) -> None:
     except (RuntimeError, OSError, ImportError, cupy.cuda.compiler.CompileException) as error:
         if isinstance(error, OSError) and error.errno is not None:
             # A library that does not load has no number.
-            raise FolderError(error) from error
+            raise FolderError(error, cache_folder()) from error
         message = f"CUDA kernels cannot be compiled here: {error}; pip install 'dgpp[cuda]'"
         raise CudaError(message) from error
     if answer != 7:

@@ -15,13 +15,19 @@ from typing import Any
 import pytest
 
 from dgpp.engine.backends import Choice, choose_backend, make_backend
+from dgpp.engine.loading import DummyModel
+from dgpp.engine.model_engine import ModelEngine
 from dgpp.errors import ConfigError
+from dgpp.models.plan import MemorySettings, plan_memory
+from kernels_numba.cpu.backend import CpuBackend
+from kernels_numba.gpu import backend as cuda_backend
 from kernels_numba.gpu import device as devices
 from kernels_numba.gpu import kernels, probe
 from kernels_numba.gpu.device import Device, open_device
-from kernels_numba.gpu.errors import CudaError
+from kernels_numba.gpu.errors import CudaError, FolderError
 from kernels_numba.gpu.source import ROWS
 
+TINY = Path(__file__).parents[2] / "fixtures" / "glm-4.7-bf16" / "config.json"
 GPU = Device(0, "NVIDIA H200", (9, 0), 132, 9 << 30, 10 << 30, 13000, unified=False)
 
 
@@ -318,3 +324,27 @@ def test_a_kernel_that_cannot_be_built_is_named(
     monkeypatch.setattr(kernels, "Compiler", lambda _architecture: compiler)
     with pytest.raises(CudaError, match=said):
         kernels.Kernels().prepare([ROWS])
+
+
+@pytest.mark.parametrize("operation", ["__init__", "dummy", "plane", "rotary_table", "picker"])
+def test_a_kernel_that_fails_while_a_model_is_loaded_is_named_by_the_key(
+    monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """Backends compile what a model's sizes ask for when these come, so also after their start."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise FolderError(OSError(errno.EROFS, "Read-only file system"), Path("/k"))
+
+    class Gpu(CpuBackend):
+        pass
+
+    setattr(Gpu, operation, fail)
+    monkeypatch.setattr(cuda_backend, "CudaBackend", lambda capacity, _device: Gpu(capacity, 1))
+    config = json.loads(TINY.read_text())
+    limits = plan_memory(config, MemorySettings(slots=1)).limits
+    with pytest.raises(ConfigError) as caught:
+        ModelEngine(DummyModel(config), limits, 1, backend="cuda")
+    assert str(caught.value) == (
+        "engine.backend cuda: compiled kernels cannot be kept: /k: Read-only file system; let "
+        "CUPY_CACHE_DIR name a folder that can be written; or engine.backend cpu"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from kernels_numba.gpu import build, kernels
 from kernels_numba.gpu.build import Compiler
-from kernels_numba.gpu.errors import CudaError
+from kernels_numba.gpu.errors import CudaError, FolderError
 from kernels_numba.gpu.limits import limits_of
 from kernels_numba.gpu.source import MOE, ROWS, Unit, source
 
@@ -130,6 +131,13 @@ def test_cuda_sources_are_counted_and_compiled_once(faked, caplog) -> None:
     assert all(compiler.path(unit).exists() for unit in units[:3])
 
 
+def cannot_be_kept(folder: Path, why: str) -> str:
+    return (
+        f"compiled kernels cannot be kept: {folder}: {why}; let CUPY_CACHE_DIR name a "
+        "folder that can be written"
+    )
+
+
 def test_a_folder_that_keeps_no_kernels_is_named_with_the_variable(faked, tmp_path, monkeypatch):
     make = faked(_Nvrtc(), lambda path: None)
     (tmp_path / "file").touch()
@@ -137,10 +145,7 @@ def test_a_folder_that_keeps_no_kernels_is_named_with_the_variable(faked, tmp_pa
     monkeypatch.setenv("CUPY_CACHE_DIR", str(place))
     with pytest.raises(CudaError) as caught:
         make().prepare([ROWS])
-    assert str(caught.value) == (
-        f"compiled kernels cannot be kept: {place}: Not a directory; let CUPY_CACHE_DIR name a "
-        "folder that can be written"
-    )
+    assert str(caught.value) == cannot_be_kept(place, "Not a directory")
 
 
 class _FullDisk:
@@ -157,9 +162,42 @@ class _FullDisk:
 def test_a_full_disk_is_named_and_nothing_is_left_there(faked, tmp_path, monkeypatch):
     make = faked(_Nvrtc(), lambda path: None)
     monkeypatch.setattr(build.os, "fdopen", lambda *_: _FullDisk())
-    with pytest.raises(CudaError, match="cannot be kept: No space left on device; let CUPY_CACHE"):
+    with pytest.raises(CudaError) as caught:
         make().prepare([ROWS])
+    assert str(caught.value) == cannot_be_kept(tmp_path, "No space left on device")
     assert [path.suffix for path in Path(tmp_path).iterdir()] == [".lock"]
+
+
+def refusing(error: int) -> Callable[..., object]:
+    """A call that fails with `error` and names a file that no user knows."""
+
+    def refuse(*_: object, **__: object) -> object:
+        raise OSError(error, os.strerror(error), "/cache/tmpx1")
+
+    return refuse
+
+
+@pytest.mark.parametrize("step", ["mkstemp", "write", "replace", "unlink"])
+def test_a_folder_that_takes_no_more_after_the_start_check_is_named(
+    faked, tmp_path, monkeypatch, step: str
+) -> None:
+    """Whichever step of keeping a kernel finds it: its folder and the variable are said."""
+    make, cache = faked(_Nvrtc(), lambda path: None), tmp_path / "cache"
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(cache))
+    held = make()
+    if step == "mkstemp":
+        monkeypatch.setattr(build.tempfile, "mkstemp", refusing(errno.EROFS))
+    elif step == "write":
+        monkeypatch.setattr(build.os, "fdopen", refusing(errno.EROFS))
+    else:
+        monkeypatch.setattr(build.Path, "replace", refusing(errno.EROFS))
+    if step == "unlink":
+        monkeypatch.setattr(build.Path, "unlink", refusing(errno.EACCES))
+    with pytest.raises(FolderError) as caught:
+        held.prepare([ROWS])
+    assert str(caught.value) == cannot_be_kept(cache, "Read-only file system")
+    left = [path.suffix for path in cache.iterdir()]
+    assert sorted(left) == (["", ".lock"] if step == "unlink" else [".lock"])
 
 
 def test_limits_are_those_of_the_sources():
