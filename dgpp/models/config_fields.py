@@ -46,6 +46,14 @@ MOST = {
 """Sizes are the file's, but a damaged one must not be planned for hours."""
 
 
+SCALES = {
+    "routed_scaling_factor": (1e-6, 1e6),
+    "attention_value_scale": (1e-6, 1e6),
+    "swiglu_limit": (0, 1e6),
+}
+"""What activations are multiplied or bounded by, from the least to the most; no limit is 0."""
+LEAST_EPSILON = 1e-30
+"""Far below any release's, and float32 still has it."""
 MOST_EXPERTS = 1 << 14
 MOST_THETA = 1e30
 """A base of rotary embedding, of which float32 has powers."""
@@ -104,9 +112,12 @@ def read_fields(
 
 def check_sizes(config: msgspec.Struct, most: Mapping[str, int] | None = None) -> None:
     """Raises CheckpointError for a size that is below 1 or absurd: those of `MOST` that `config`
-    has, and what `most` adds or bounds otherwise."""
+    has, and what `most` adds or bounds otherwise. Also for a scale that `SCALES` does not allow."""
     known = {field: limit for field, limit in MOST.items() if field in config.__struct_fields__}
     check_range(config, {**known, **(most or {})})
+    for field, bounds in SCALES.items():
+        if field in config.__struct_fields__:
+            check_bounds(config, [field], *bounds)
 
 
 def check_range(config: msgspec.Struct, most: Mapping[str, int], inside: str = "") -> None:
@@ -158,10 +169,13 @@ def check_least(config: msgspec.Struct, fields: Iterable[str], least: int) -> No
             raise refuse(field, f"is {getattr(config, field)}, below {least}")
 
 
-def check_epsilon(config: msgspec.Struct, field: str = "rms_norm_eps") -> None:
-    """Raises CheckpointError where `field` is nothing that a norm may add."""
-    if not 0 < getattr(config, field) < 1:
-        raise refuse(field, f"is {getattr(config, field)}, not between 0 and 1")
+def check_epsilon(config: msgspec.Struct, *fields: str) -> None:
+    """Raises CheckpointError where `fields`, by default `rms_norm_eps`, are nothing that may keep a
+    divisor from zero."""
+    for field in fields or ("rms_norm_eps",):
+        if not LEAST_EPSILON <= getattr(config, field) < 1:
+            said = f"is {getattr(config, field)}, not at least {LEAST_EPSILON:g} and below 1"
+            raise refuse(field, said)
 
 
 def check_experts(

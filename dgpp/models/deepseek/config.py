@@ -134,7 +134,7 @@ def check_shared_row(config: SharedRowConfig, most: Mapping[str, int], step: int
     check_multiples(config, ["hidden_size"], VECTOR)
     check_multiples(config, ("head_dim", "q_lora_rank"), step)
     check_experts(config)
-    check_epsilon(config)
+    check_epsilon(config, "rms_norm_eps", "hc_eps")
     check_theta(config, "rope_theta", "compress_rope_theta")
 
 

@@ -11,6 +11,7 @@ from dgpp.checkpoint.formats import Format
 from dgpp.models.config_fields import (
     SILENT,
     check_bounds,
+    check_epsilon,
     check_kinds,
     check_range,
     read_fields,
@@ -89,6 +90,7 @@ def _check_layers(config: Glm5NextConfig) -> None:
     inside = "linear_attn_config."
     check_range(told, dict.fromkeys(("num_heads", "head_dim"), 1 << 14), inside)
     check_bounds(told, ["short_conv_kernel_size"], 2, 64, inside)
+    check_bounds(told, ["gate_lower_bound"], -1000, -0.001, inside)
     if config.indexer_types is not None and set(config.indexer_types) != {"full"}:
         raise refuse("indexer_types", "is not full throughout")
 
@@ -97,6 +99,7 @@ def _check(config: Glm5NextConfig) -> None:
     most = {"index_kpool": 64, "hc_mult": 16, "hc_sinkhorn_iters": 1000}
     vectors = ("kv_lora_rank", "index_head_dim", "hidden_size")
     check_latent(config, config.qk_nope_head_dim, vectors, most)
+    check_epsilon(config, "hc_eps")
     _check_layers(config)
     if config.index_topk % config.index_kpool:
         raise refuse("index_topk", f"is not a multiple of index_kpool {config.index_kpool}")

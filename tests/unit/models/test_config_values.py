@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ from dgpp.models.config_fields import SILENT
 from dgpp.models.dflash2.config import is_drafter
 from dgpp.models.dflash2.config import parse as parse_drafter
 from dgpp.models.plan import MemorySettings, plan_memory
-from dgpp.models.registry import family_of
+from dgpp.models.registry import FAMILIES, family_of
 
 MODELS = sorted(
     path.parent.name
@@ -171,9 +172,6 @@ def test_the_range_is_said(field: str, low: int, high: int) -> None:
         assert str(caught.value) == f"config.json: {field} is {value}, not within {low}..{high}"
 
 
-KINDS = ("x", "", 5, True, -1.5, 1e308, None, [], ["x"], [[]], [None], {}, {"x": 1}, {"x": "y"})
-
-
 def places(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where a config.json has a value, of lists the first."""
     if at:
@@ -184,6 +182,84 @@ def places(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     elif isinstance(node, list):
         for value in node[:1]:
             yield from places(value, (*at, 0))
+
+
+FLOATS = (math.nan, math.inf, -math.inf, 1e300, 1e39, -1e300, -1.0, 0.0, 1e-300)
+"""What float32 lacks, or what stands for nothing that is scaled, bounded, turned or divided."""
+SAID_OF = {
+    "swiglu_limit": (0.0, 1e-300),
+    "gate_lower_bound": (-1.0,),
+}
+"""No limit, and a bound that is below zero."""
+
+
+def float_fields(kind: type, inside: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Fields of a family's configuration that are floats, also inside its objects."""
+    for name, hint in get_type_hints(kind).items():
+        for said in (hint, *get_args(hint)):
+            if said is float:
+                yield (*inside, name)
+            elif isinstance(said, type) and issubclass(said, msgspec.Struct):
+                yield from float_fields(said, (*inside, name))
+
+
+def float_places(config: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Where floats stand in a config.json, or would."""
+    parsed = parse_drafter(config) if is_drafter(config) else family_of(config).settle(config)
+    for path in float_fields(type(parsed)):
+        found = [at for at in places(config) if at[-len(path) :] == path]
+        outer = ("text_config",) if "text_config" in config else ()
+        yield from found or [(*outer, *path)]
+
+
+FLOAT_PLACES = [
+    pytest.param(model, at, id=f"{model}-{'.'.join(map(str, at))}")
+    for model in MODELS
+    for at in float_places(config_of(model))
+    if "vision_config" not in at
+]
+
+
+@pytest.mark.parametrize(("model", "at"), FLOAT_PLACES)
+def test_a_float_that_makes_no_sense_is_refused_by_name(model: str, at: tuple[Any, ...]) -> None:
+    for value in FLOATS:
+        said = refusal(changed(config_of(model), at, value))
+        if value in SAID_OF.get(at[-1], ()):
+            assert said == ""
+        else:
+            assert re.match(rf"config\.json: ([a-z_]+\.)?{at[-1]} (is|turns) ", said), (value, said)
+
+
+def test_every_float_of_every_family_is_tried() -> None:
+    tried = {(config_of(model).get("model_type"), at[-1]) for model, at in
+             (parameter.values for parameter in FLOAT_PLACES)}  # fmt: skip
+    assert {kind for kind, _ in tried} >= set(FAMILIES)
+    for field in ("rms_norm_eps", "routed_scaling_factor", "hc_eps", "gate_lower_bound", "factor",
+                  "beta_fast", "attention_value_scale", "swa_rope_theta"):  # fmt: skip
+        assert any(field == name for _, name in tried), field
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad", "said"),
+    [
+        ("routed_scaling_factor", (1e-6, 1e6), (9e-7, 1.1e6, 1e300), "within 1e-06..1000000.0"),
+        ("rms_norm_eps", (1e-30, 0.999), (9e-31, 1.0), "at least 1e-30 and below 1"),
+        ("rope_theta", (1.5, 1e30), (1.0, 1.1e30), "above 1 and at most 1e+30"),
+    ],
+)
+def test_the_range_of_a_float_is_said(
+    field: str, good: tuple[float, ...], bad: tuple[float, ...], said: str
+) -> None:
+    parse = family_of(config_of("glm-4.7-bf16")).settle
+    for value in good:
+        assert getattr(parse({**config_of("glm-4.7-bf16"), field: value}), field) == value
+    for value in bad:
+        with pytest.raises(CheckpointError) as caught:
+            parse({**config_of("glm-4.7-bf16"), field: value})
+        assert str(caught.value) == f"config.json: {field} is {value}, not {said}"
+
+
+KINDS = ("x", "", 5, True, -1.5, 1e308, None, [], ["x"], [[]], [None], {}, {"x": 1}, {"x": "y"})
 
 
 def of_another_kind(config: dict[str, Any], within: str = "") -> Iterator[str]:
