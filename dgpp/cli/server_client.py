@@ -22,9 +22,9 @@ UrlOption = Annotated[
     typer.Option(
         "--url",
         envvar="DGPP_URL",
-        help="Where the server listens, or unix:/PATH. (default: where the deployment of "
-        "DGPP_CLUSTER_CONFIG does, as `dgpp up` started it; else at DGPP_HTTP_PORT, 18080, of this "
-        "machine)",
+        help="Where the server listens, or unix:/PATH; names one that `dgpp run` started with "
+        "keys of its own. (default: where the deployment of DGPP_CLUSTER_CONFIG does, as `dgpp up` "
+        "started it; else at DGPP_HTTP_PORT, 18080, of this machine)",
         show_default=False,
     ),
 ]

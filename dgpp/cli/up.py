@@ -17,8 +17,15 @@ from dgpp.cli.cluster import (
 from dgpp.cli.flags import with_key_flags
 from dgpp.cluster.up import Up, bring_up, stopped_by_down
 from dgpp.config.document import Override
+from dgpp.config.resolve import SITE_ONLY
+from dgpp.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
+
+FOUND_BY = {"nodes": "DGPP_NODES"} | {
+    path: SITE_ONLY[path] for path in ("paths.log_dir", "paths.stage_dir")
+}
+"""Where the other commands look for what was started, and the site's keys of that."""
 
 
 def up(
@@ -48,6 +55,7 @@ def up(
     Exit status: 0 it serves, 1 it does not; 130, 143 or 129 stopped by a signal, the last line says
     what is left.
     """
+    _refuse_hidden(overrides)
     deployment = open_deployment(config, program, ssh_config, overrides)
     refuse_start(deployment, program)
     wanted = Up(
@@ -58,6 +66,17 @@ def up(
     )
     typer.echo(stopped_by_down(bring_up(deployment, wanted, say), deployment))
     return 0
+
+
+def _refuse_hidden(overrides: list[Override]) -> None:
+    """Raise ConfigError where what is started could not be found again, nor ended."""
+    for override in overrides:
+        if override.path in FOUND_BY:
+            raise ConfigError(
+                f"{override.origin}: {override.path}: `dgpp down`, `status`, `logs` and `chat` "
+                "would look elsewhere for what this starts; move it to .env as "
+                f"{FOUND_BY[override.path]} (a file of nodes may say it)"
+            )
 
 
 app.command("up")(with_key_flags(up))

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from serving import TINY
 
 from dgpp.cli import main as cli
+from dgpp.cli.up import FOUND_BY
+from dgpp.cluster.deployment import Access, Deployment
+from dgpp.config.document import Override
+from dgpp.config.resolve import resolve
+from dgpp.config.site import parse_site
 
 
 @pytest.fixture
@@ -66,6 +72,38 @@ def test_a_release_that_is_absent_is_named_with_what_installs_and_what_there_is(
     # What ends ranks does not need it, and --bin is told instead of it.
     assert call("down", **ABSENT) == (0, "not running\n")
     assert "is not installed" not in call("doctor", "--bin", "/nowhere/dgpp", **ABSENT)[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "key"),
+    [
+        ("paths.log_dir", "/elsewhere", "DGPP_LOG_DIR"),
+        ("paths.stage_dir", "/elsewhere", "DGPP_STAGE_DIR"),
+        ("nodes", '["localhost"]', "DGPP_NODES"),
+    ],
+)
+def test_nothing_is_started_where_other_commands_would_not_look(call, tmp_path, path, value, key):
+    status, said = call("up", "--skip-preflight", "--set", f"{path}={value}")
+    assert status == 1
+    assert said == (
+        f"dgpp: error: --set: {path}: `dgpp down`, `status`, `logs` and `chat` would look "
+        f"elsewhere for what this starts; move it to .env as {key} (a file of nodes may say it)\n"
+    )
+    assert not (tmp_path / "dgpp").exists()
+
+
+def test_a_deployments_place_needs_the_keys_that_cannot_be_set_for_one_start():
+    """Whatever a folder or a process of a deployment is found by is one of them."""
+    settings = resolve({"model": "m", "world_size": 1}, "f", site=parse_site({}, ""))
+    place = Deployment(Path("/c.json"), settings, Access()).place
+    for path in ("paths.log_dir", "paths.stage_dir"):
+        moved = Override(path, "/elsewhere", "--set")
+        other = resolve(
+            {"model": "m", "world_size": 1}, "f", site=parse_site({}, ""), overrides=[moved]
+        )
+        assert Deployment(Path("/c.json"), other, Access()).place != place
+        assert path in FOUND_BY
+    assert set(place.__struct_fields__) == {"log_dir", "stage_dir", "deployment"}
 
 
 @pytest.mark.parametrize("verb", ["up", "down", "status", "doctor", "logs", "signal", "setup"])

@@ -77,7 +77,7 @@ def start(config, logs, stage, *, port, pid):
 
 def test_a_deployment_that_runs_is_sought_where_it_was_started(site, tmp_path):
     site(f"DGPP_CLUSTER_CONFIG=two.json\nDGPP_LOG_DIR={tmp_path}/log", port=9005)
-    # Its stage folder was told by a flag.
+    # It was started with another stage folder than the site names now.
     two, log = tmp_path / "two.json", tmp_path / "log"
     place = start(two, log, tmp_path / "other", port=9006, pid=os.getpid())
     assert usual_url() == "http://127.0.0.1:9006"
