@@ -6,7 +6,7 @@ import msgspec
 
 from actors.journal import JournalLinks
 from dgpp.config.settings import Settings
-from dgpp.engine.base import EngineLimits
+from dgpp.sched.limits import EngineLimits
 from dgpp.serve.served import ServedModel
 
 

@@ -23,7 +23,6 @@ from dgpp.config.ports import is_local
 from dgpp.config.settings import SamplingSettings, Settings
 from dgpp.config.version import version
 from dgpp.engine.backends import Choice, choose_backend, placed, unused
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.depth import pipeline_depth
 from dgpp.engine.room import Room, room_for
 from dgpp.engine.script import load_script, max_drafts
@@ -40,6 +39,7 @@ from dgpp.models.plan import (
 from dgpp.models.registry import family_of
 from dgpp.net.paths import Route, path_of
 from dgpp.sample.params import SamplingParams
+from dgpp.sched.limits import EngineLimits
 from dgpp.serve.served import ServedModel, sampling_defaults, with_top_p
 from dgpp.text.codec import TextCodec
 from dgpp.text.efforts import efforts_of

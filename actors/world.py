@@ -19,7 +19,7 @@ from actors.messages.tokenizer_scheduler import ToScheduler
 from actors.metrics import ENGINE, HTTP, SAMPLER, SCHEDULER
 from actors.topology import ChannelSpec, RoleSpec, Topology
 from dgpp.config.ports import metrics_port
-from dgpp.engine.base import EngineLimits
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.plan import Plan
 from dgpp.sched.verdict import Verdict
 

@@ -17,7 +17,7 @@ import random
 import time
 from collections import deque
 
-from dgpp.engine.base import EngineLimits
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.memory import CachePolicy
 from dgpp.sched.plan import Plan
 from dgpp.sched.request import Record, Submit, pack_ids

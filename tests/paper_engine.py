@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from dgpp.engine.base import EngineLimits
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.plan import Plan
 
 

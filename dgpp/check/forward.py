@@ -18,7 +18,6 @@ from dgpp.check.report import ForwardReport
 from dgpp.check.trace import Trace, layer_outputs
 from dgpp.check.world import device_of, run_world
 from dgpp.checkpoint.checkpoint import Checkpoint
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.errors import CheckpointError, ConfigError
 from dgpp.models.dflash2.config import is_drafter
@@ -27,6 +26,7 @@ from dgpp.models.plan import BLOCK_TOKENS, MemorySettings, plan_memory
 from dgpp.models.registry import family_of
 from dgpp.models.tables import Tables
 from dgpp.net.collective import Collective
+from dgpp.sched.limits import EngineLimits
 
 CHUNK = 16
 """Rows per prefill chunk and cache block of a check: small, so that fixtures cross borders."""

@@ -14,7 +14,7 @@ from dgpp.checkpoint.checkpoint import Checkpoint
 from dgpp.checkpoint.draft_vocab import read_draft_vocab
 from dgpp.engine.agreement import require_one_model
 from dgpp.engine.backends import gpu_named, make_backend
-from dgpp.engine.base import EngineLimits, StepTrace
+from dgpp.engine.base import StepTrace
 from dgpp.engine.loading import DummyModel, Loading
 from dgpp.engine.moves import StateMoves
 from dgpp.engine.row_selection import RowSelector, row_draw
@@ -31,6 +31,7 @@ from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.scored import ScoredPrompt
 from dgpp.sample.tables import allocate_tables
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.plan import Open, Plan
 from dgpp.sched.request import Submit
 from dgpp.state.pools import StatePools

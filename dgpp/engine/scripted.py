@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dgpp.engine.base import EngineLimits, StepTrace
+from dgpp.engine.base import StepTrace
 from dgpp.engine.script import ScriptLine, max_drafts
 from dgpp.sample.candidates import Candidates, SlotTables
 from dgpp.sample.rng import draw
 from dgpp.sample.scored import ScoredPrompt
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.plan import FED, DecodeRow, Open, Plan, PrefillChunk
 from dgpp.text.delta import RowLogprobs
 

@@ -10,7 +10,6 @@ import msgspec
 
 from dgpp.cache.cold_room import ColdRoom, cold_room, page_bytes
 from dgpp.checkpoint.draft_vocab import read_draft_vocab
-from dgpp.engine.base import EngineLimits
 from dgpp.errors import MemoryPlanError
 from dgpp.models.forms import AS_STORED, ModelForms
 from dgpp.models.registry import FamilyConfig, Model, family_of
@@ -21,6 +20,7 @@ from dgpp.models.work import StepWork, step_work
 from dgpp.net.slab import slab_bytes
 from dgpp.net.verbs.frames import geometry_of
 from dgpp.net.verbs.layout import Layout
+from dgpp.sched.limits import EngineLimits
 from dgpp.state.declaration import CPU_CACHE, CUDA_CACHE
 from kernels_numba.gpu.graph import reaches
 from kernels_numba.gpu.nccl import gathered_bytes

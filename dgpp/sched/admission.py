@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dgpp.engine.base import EngineLimits
 from dgpp.sched.choice import Choice
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.request import Submit
 
 OVERLOADED = "overloaded"

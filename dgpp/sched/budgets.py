@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from dgpp.engine.base import EngineLimits
 from dgpp.errors import ConfigError
+from dgpp.sched.limits import EngineLimits
 
 AUTO = -1
 AUTO_TOKENS = 256

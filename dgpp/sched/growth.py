@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dgpp.engine.base import EngineLimits
 from dgpp.errors import ConfigError
 from dgpp.sched.admission import blocks_needed
 from dgpp.sched.choice import Choice
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.memory import Memory
 from dgpp.sched.operations import OperationStream
 from dgpp.sched.request import Submit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from dgpp.engine.base import EngineLimits
 from dgpp.sched.admission import (
     CONTEXT_LENGTH_EXCEEDED,
     OVERLOADED,
@@ -16,6 +15,7 @@ from dgpp.sched.admission import (
 from dgpp.sched.choice import Choice
 from dgpp.sched.errors import SubmitContractError
 from dgpp.sched.growth import Growth
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.outcomes import Outcome, Refused
 from dgpp.sched.request import HIGHEST_PRIORITY, Record, Submit
 from dgpp.sched.seating import Seating

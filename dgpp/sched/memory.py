@@ -14,9 +14,9 @@ from dgpp.cache.prefix_cache import PrefixCache
 from dgpp.cache.shape import CacheShape
 from dgpp.cache.tier import Tier, TierShape
 from dgpp.cache.tree import ID_BYTES
-from dgpp.engine.base import EngineLimits
 from dgpp.sched.blocks import BlockPool
 from dgpp.sched.choice import Choice
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.operations import Sink
 from dgpp.sched.plan import Grow, Keep
 from dgpp.sched.request import pack_list

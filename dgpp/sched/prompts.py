@@ -8,9 +8,9 @@ from dgpp.cache.cuts import Cut
 from dgpp.cache.entry import Kind
 from dgpp.cache.lease import Match
 from dgpp.cache.tree import ID_BYTES
-from dgpp.engine.base import EngineLimits
 from dgpp.sched.budgets import PrefillBudgets
 from dgpp.sched.choice import Choice
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.memory import Memory
 from dgpp.sched.plan import PrefillChunk
 from dgpp.sched.reading import share_units

@@ -22,7 +22,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from dgpp.cache.cold_ops import Inventory
-from dgpp.engine.base import EngineLimits
 from dgpp.errors import ConfigError
 from dgpp.sched.budgets import AUTO, PrefillBudgets, resolve_budgets
 from dgpp.sched.choice import Choice, Phase
@@ -30,6 +29,7 @@ from dgpp.sched.errors import StepOrderError
 from dgpp.sched.flight import Flight, launched
 from dgpp.sched.growth import FULL, Growth
 from dgpp.sched.intake import Intake
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.memory import CachePolicy, Memory
 from dgpp.sched.operations import OperationStream, Sink
 from dgpp.sched.outcomes import Began, Outcome, Remark, Retired

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from engine_drive import Served
 
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.sample.params import SamplingParams
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.request import Submit, pack_ids
 
 pytestmark = pytest.mark.skipif(

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from engine_drive import Served
 
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.tables import allocate_tables
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.plan import FED, DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 

@@ -10,11 +10,11 @@ from reference_fixtures import fixture_directory, model_of
 from serving_loop import Answer, Loop
 
 from dgpp.checkpoint.checkpoint import Checkpoint
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.models.plan import MemorySettings, plan_memory
 from dgpp.models.tables import RESIDENT, Tables
 from dgpp.sample.params import SamplingParams
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.request import Submit, pack_ids
 
 # The first test may have to compile every kernel.

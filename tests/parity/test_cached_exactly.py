@@ -11,11 +11,11 @@ from reference_fixtures import model_of
 from serving_loop import Answer, Loop
 from toy_family import CONFIG, FAMILY
 
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import DummyModel, ModelEngine
 from dgpp.models import registry
 from dgpp.models.forms import ModelForms
 from dgpp.sample.params import SamplingParams
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.request import Submit, pack_ids
 
 V4, V41 = "deepseek-v4-flash-tiny", "deepseek-v4.1-flash-tiny"

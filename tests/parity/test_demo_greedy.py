@@ -9,9 +9,10 @@ import pytest
 
 from dgpp.checkpoint.demo import ensure_demo
 from dgpp.checkpoint.demo_source import FetchError
-from dgpp.engine.base import Engine, EngineLimits
+from dgpp.engine.base import Engine
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.tables import allocate_tables
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 from dgpp.text.codec import TextCodec

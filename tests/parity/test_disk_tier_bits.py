@@ -16,9 +16,9 @@ from actors.cold_folder import OsFolder
 from dgpp.cache.cold_ops import ColdDone, Restore, Spill
 from dgpp.cache.cold_room import blob_pages, page_bytes
 from dgpp.cache.cold_votes import ColdVotes
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.sample.params import SamplingParams
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.memory import CachePolicy
 from dgpp.sched.plan import Plan
 from dgpp.sched.request import Submit, pack_ids

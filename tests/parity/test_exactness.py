@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from reference_fixtures import model_of
 
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.models.forms import ModelForms
 from dgpp.sample.candidates import SlotTables
 from dgpp.sample.params import SamplingParams
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.plan import DecodeRow, Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 

@@ -7,9 +7,9 @@ from engine_drive import Served
 from reference_fixtures import fixture_directory
 
 from dgpp.checkpoint.checkpoint import Checkpoint
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.sample.params import SamplingParams
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.request import Submit, pack_ids
 
 pytestmark = pytest.mark.timeout(600)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.errors import CheckpointError, NumericError
 from dgpp.sample.tables import allocate_tables
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.plan import Open, Plan, PrefillChunk
 from dgpp.sched.request import Submit, pack_ids
 

@@ -10,9 +10,9 @@ from reference_fixtures import fixture_directory
 
 from dgpp.check.world import run_world
 from dgpp.checkpoint.checkpoint import Checkpoint
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.sample.params import SamplingParams
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.memory import CachePolicy
 from dgpp.sched.request import Submit, pack_ids
 

@@ -15,9 +15,9 @@ from actors.boot import Boot
 from dgpp.cache.cold_room import blob_pages
 from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.settings import NvmeCacheSettings, Settings
-from dgpp.engine.base import EngineLimits
 from dgpp.engine.script import ScriptLine, parse_script
 from dgpp.sample.params import SamplingParams
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.request import Submit, pack_ids
 from dgpp.serve.served import ServedModel
 

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgpp.engine.base import Engine, EngineLimits
+from dgpp.engine.base import Engine
 from dgpp.engine.script import load_script, max_drafts, parse_script
 from dgpp.engine.scripted import ScriptedEngine
 from dgpp.errors import ConfigError
 from dgpp.sample.params import SamplingParams
 from dgpp.sample.sampler import NeedRows, Sampled, Sampler
 from dgpp.sample.tables import allocate_tables
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.outcomes import Retired
 from dgpp.sched.plan import Open, Plan, PrefillChunk
 from dgpp.sched.request import Record, Submit, pack_ids

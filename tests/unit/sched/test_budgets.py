@@ -1,8 +1,8 @@
 import pytest
 
-from dgpp.engine.base import EngineLimits
 from dgpp.errors import ConfigError
 from dgpp.sched.budgets import PrefillBudgets, resolve_budgets
+from dgpp.sched.limits import EngineLimits
 
 
 def limits(align: int, limit: int) -> EngineLimits:

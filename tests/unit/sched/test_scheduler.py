@@ -1,9 +1,9 @@
 import pytest
 from sched_drive import Driver, submit
 
-from dgpp.engine.base import EngineLimits
 from dgpp.errors import ConfigError
 from dgpp.sched.errors import StepOrderError, SubmitContractError, VerdictContractError
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.outcomes import Admitted, Began, Refused, Retired
 from dgpp.sched.plan import DecodeRow, PrefillChunk
 from dgpp.sched.request import Record, Submit, pack_ids

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sched_drive import Driver
 
-from dgpp.engine.base import EngineLimits
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.memory import CachePolicy
 from dgpp.sched.outcomes import Admitted, Refused, Retired
 from dgpp.sched.request import Submit, pack_ids

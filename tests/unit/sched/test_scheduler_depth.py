@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sched_drive import Driver, submit
 
-from dgpp.engine.base import EngineLimits
 from dgpp.errors import ConfigError
 from dgpp.sample.params import SamplingParams
 from dgpp.sched.errors import StepOrderError, VerdictContractError
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.outcomes import Began, Refused, Retired
 from dgpp.sched.plan import FED, DecodeRow
 from dgpp.sched.request import Record

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sched_drive import Driver, submit
 
-from dgpp.engine.base import EngineLimits
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.outcomes import Admitted, Refused, Retired
 from dgpp.sched.scheduler import Scheduler, Step
 from dgpp.sched.waiting import OVERTAKES

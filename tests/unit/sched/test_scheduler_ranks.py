@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sched_drive import Driver, submit
 
-from dgpp.engine.base import EngineLimits
 from dgpp.sched.errors import StepOrderError
+from dgpp.sched.limits import EngineLimits
 from dgpp.sched.outcomes import Refused
 from dgpp.sched.request import Record
 from dgpp.sched.scheduler import Scheduler

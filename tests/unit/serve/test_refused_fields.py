@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from dgpp.engine.base import EngineLimits
 from dgpp.grammar.matcher import Grammars
 from dgpp.grammar.vocabulary import load_grammars
 from dgpp.sched.admission import context_refusal
+from dgpp.sched.limits import EngineLimits
 from dgpp.serve.errors import ApiError
 from dgpp.serve.fronts import FRONTS
 from dgpp.serve.models import model_object
