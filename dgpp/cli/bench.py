@@ -233,9 +233,10 @@ def bench_decode(
     """
     _settle_blas()
     from dgpp.bench.measure import LEAST_STEPS, Decode
-    from dgpp.cli.numbers import whole_numbers
+    from dgpp.cli.numbers import most_of, whole_numbers
 
-    contexts, batches = whole_numbers("--context", context), whole_numbers("--batch", batch)
+    contexts = whole_numbers("--context", context)
+    batches = whole_numbers("--batch", batch, most_of("engine.max_concurrency"))
     told = {"load": load, "backend": backend, "threads": threads}
     wanted = _Wanted(config, checkpoint, layers, told)
     with _engine(wanted, contexts, max(batches), max(steps, LEAST_STEPS)) as bench:

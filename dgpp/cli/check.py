@@ -33,7 +33,6 @@ DevicesOption = Annotated[
     str,
     typer.Option(help="CUDA device of each rank: 1,0. Else a rank's number, as far as there are."),
 ]
-MOST_DEVICE = 999
 RULES = {"cpu": "float32", "cuda": "bf16"}
 
 app = typer.Typer(help="Compare a model with reference values.", no_args_is_help=True)
@@ -140,9 +139,9 @@ def _tolerances(expected: Path, tolerance: float | None) -> Tolerances:
 
 
 def _devices(text: str) -> tuple[int, ...]:
-    from dgpp.cli.numbers import numbers
+    from dgpp.cli.numbers import most_of, numbers
 
-    return numbers("--devices", text, 0, MOST_DEVICE) if text else ()
+    return numbers("--devices", text, 0, most_of("engine.devices")) if text else ()
 
 
 def _backend(wanted: str, threads: int, model: Path, world: int, devices: tuple[int, ...]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dgpp.config.key import leaves
+from dgpp.config.settings import Settings
 from dgpp.errors import ConfigError
 
 MOST = 10**9 - 1
@@ -9,9 +11,10 @@ MOST = 10**9 - 1
 
 
 def numbers(flag: str, text: str, least: int, most: int) -> tuple[int, ...]:
-    """ "8,1,16" as numbers. Raises ConfigError naming the flag and the range."""
+    """ "8,1,16" as numbers, spaces beside the commas passed over. Raises ConfigError naming the
+    flag, the range and the part that is no number of it."""
     digits = len(str(most))
-    parts = text.replace(" ", "").split(",")
+    parts = [part.strip() for part in text.split(",")]
     for part in parts:
         # Python does not read numbers of thousands of digits.
         known = part.isascii() and part.isdigit() and len(part) <= digits
@@ -21,6 +24,13 @@ def numbers(flag: str, text: str, least: int, most: int) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+def whole_numbers(flag: str, text: str, most: int = MOST) -> tuple[int, ...]:
     """`numbers` from 1 on, ascending, each once."""
-    return tuple(sorted(set(numbers(flag, text, 1, MOST))))
+    return tuple(sorted(set(numbers(flag, text, 1, most))))
+
+
+def most_of(path: str) -> int:
+    """The largest number that the key `path` takes, for an option that sets it."""
+    most = leaves(Settings)[path].key.high
+    assert isinstance(most, int)
+    return most

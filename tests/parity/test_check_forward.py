@@ -181,10 +181,10 @@ def test_devices_that_nothing_is_computed_on_are_told(
 
 
 def test_devices_of_another_shape_are_named() -> None:
-    for wrong in ("x", "1,", "-1", "1000"):
+    for wrong in ("x", "1,", "-1", "256", "1 0"):
         result = run(FIXTURES / "glm-4.7-bf16", "--devices", wrong)
         assert isinstance(result.exception, ConfigError)
-        assert str(result.exception).startswith("--devices: expected integers in 0..999")
+        assert str(result.exception).startswith("--devices: expected integers in 0..255")
 
 
 def test_a_family_that_gpus_do_not_compute_is_the_cpus_or_refused(

@@ -141,12 +141,17 @@ def test_a_dense_model_with_one_table_reads_it_as_its_head() -> None:
 def test_numbers_and_tables() -> None:
     assert whole_numbers("--batch", "8, 1,16,8") == (1, 8, 16)
     assert whole_numbers("--batch", "999999999,007") == (7, 999999999)
-    for bad in ("", "1,,2", "0", "-1", "x", "1.5", "٣", "1000000000", "9" * 12, "9" * 5000):
+    # A space is no digit and no comma: "1 2" would be 12.
+    joined = ("1 2", "6 4", "1\t2", "1_2", "+1", "")
+    for bad in (*joined, "1,,2", "0", "-1", "x", "1.5", "٣", "1000000000", "9" * 12, "9" * 5000):
         with pytest.raises(ConfigError) as caught:
             whole_numbers("--batch", bad)
         said = "--batch: expected integers in 1..999999999 separated by commas, got "
         assert str(caught.value) == f"{said}{bad[:24]!r}".replace("'1,,2'", "''")
-    assert numbers("--devices", "3,0", 0, 999) == (3, 0)
+    assert numbers("--devices", "3,0", 0, 999) == numbers("--devices", " 3 ,\t0 ", 0, 999) == (3, 0)
+    assert whole_numbers("--batch", "16,1", 16) == (1, 16)
+    with pytest.raises(ConfigError, match=r"--batch: expected integers in 1\.\.16 .* '17'"):
+        whole_numbers("--batch", "1,17", 16)
     with pytest.raises(ConfigError, match=r"--devices: expected integers in 0\.\.999 .* '1000'"):
         numbers("--devices", "0,1000", 0, 999)
     assert aligned(["a", "bb"], [["100", "2"]]) == ["  a  bb", "100   2"]
@@ -178,7 +183,10 @@ DUMMY = ["--checkpoint", str(TINY), "--load", "dummy", "--backend", "cpu", "--ru
             "^--steps: 3096 after --context 1000 .* 4096 positions: take at most 3095, or",
         ),
         ([*DUMMY, "--steps", "100000"], "^--steps: 100000 after --context 64"),
-        ([*DUMMY, "--batch", "17"], r"--batch: engine\.max_concurrency: expected .* 1\.\.16"),
+        # The range of engine.max_concurrency, whatever part is beyond it.
+        ([*DUMMY, "--batch", "1,17"], r"^--batch: expected integers in 1\.\.16 .*, got '17'$"),
+        ([*DUMMY, "--batch", "1 2"], r"^--batch: expected integers in 1\.\.16 .*, got '1 2'$"),
+        ([*DUMMY, "--context", "6 4, 8"], r"^--context: expected integers in .*, got '6 4'$"),
         (["--checkpoint", str(TINY), "--load", "x"], r"--load: engine\.load: expected one of"),
         (
             ["--checkpoint", str(TINY.parent), "--backend", "scripted"],
