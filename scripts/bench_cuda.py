@@ -9,19 +9,20 @@ bytes of the weights count, above the floating point operations. Whole models: `
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cupy
 import numpy as np
 from bench_graph import recorded
+from command_line import Options, ended
 
 from kernels_numba.gpu.backend import CudaBackend
+from kernels_numba.gpu.device import load_cupy
+from kernels_numba.gpu.memory import CHUNK
 from kernels_numba.gpu.rates import CudaYardstick
 from kernels_numba.weights import Form
 
@@ -45,7 +46,7 @@ def replayed(backend: CudaBackend, calls: list[Callable[[], None]]) -> Callable[
         return recorded(backend._stream, enqueue)
 
 
-def measure(form: Form, n: int, k: int, counts: list[int], copy: float) -> list[dict[str, Any]]:
+def measure(form: Form, n: int, k: int, counts: Sequence[int], copy: float) -> list[dict[str, Any]]:
     """One shape for each number of rows."""
     backend, products = CudaBackend(max(counts)), CudaYardstick()
     one = backend.dummy(form, n, k, 1)
@@ -78,25 +79,24 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--forms", default="BF16,NVFP4")
-    parser.add_argument("--rows", default="1,8,16")
+    parser = Options(description=__doc__)
+    parser.add_names("--forms", "BF16,NVFP4", [form.name for form in CHUNK])
+    parser.add_numbers("--rows", "1,8,16")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    counts = [int(count) for count in options.rows.split(",")]
     copy = CudaYardstick().bandwidth()
     print(f"device copy {copy / 1e12:.3f} TB/s", flush=True)
     results: list[dict[str, Any]] = [{"part": "copy", "bytes_per_second": copy}]
-    for name in options.forms.split(","):
+    for name in options.forms:
         for n, k in SHAPES:
-            found = measure(Form[name], n, k, counts, copy)
+            found = measure(Form[name], n, k, options.rows, copy)
             for result in found:
                 show(result)
             results += found
-            cupy.get_default_memory_pool().free_all_blocks()
+            load_cupy().get_default_memory_pool().free_all_blocks()
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from bench_server import scripted, serving
+from command_line import Options, ended
 
 from dgpp.bench.table import aligned
 from dgpp.grammar.answer import Wanted, answer_grammar
@@ -145,11 +146,13 @@ def serve(model: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="")
     parser.add_argument("--tokenizer", default="")
     parser.add_argument("--serve", action="store_true")
     options = parser.parse_args()
+    if not options.model and (options.serve or not options.tokenizer):
+        parser.error("--model: expected a model's directory; --tokenizer FILE does without --serve")
     tokenizer = load(options)
     made: list[Any] = []
     spent = timed(lambda: made.append(vocabulary(tokenizer, [max(tokenizer.controls.values())])))
@@ -163,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import cupy
+from kernels_numba.gpu.device import load_cupy
 
 
 def recorded(stream: Any, enqueue: Callable[[], None]) -> Callable[[int], float]:
     """Seconds per replay, of so many, of what `enqueue` puts on `stream`, the current one."""
+    cupy = load_cupy()
     stream.synchronize()
     stream.begin_capture()
     enqueue()

@@ -10,7 +10,6 @@ clock into an event comment); this client reads the same clock when the bytes ar
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import socket
@@ -18,6 +17,7 @@ import statistics
 import time
 
 from bench_server import scripted, serving
+from command_line import Options, ended
 
 STAMP = b": committed "
 
@@ -98,10 +98,10 @@ def latency(port: int, model: str, tokens: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = Options(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", choices=["latency", "throughput"])
     parser.add_argument("--model", required=True, help="directory of a model with a tokenizer")
-    parser.add_argument("--tokens", type=int, default=1000)
+    parser.add_number("--tokens", 1000)
     options = parser.parse_args()
     if options.what == "latency":
         with serving(options.model, scripted(1, 4.0)) as port:
@@ -113,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -10,7 +10,6 @@ what a machine without other work would need; a plain write of the same bytes st
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import random
 import shutil
@@ -23,6 +22,7 @@ from io import BytesIO
 from pathlib import Path
 
 import zstandard
+from command_line import Options, ended
 
 from dgpp.cluster.release import unpack_proved
 from dgpp.cluster.release_archive import MANIFEST
@@ -74,10 +74,10 @@ def plain_write(file: Path, size: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(description=__doc__.splitlines()[0])
     parser.add_argument("archive", nargs="?", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--megabytes", type=int, default=400)
+    parser.add_number("--rounds", 5)
+    parser.add_number("--megabytes", 400)
     parser.add_argument("--folder", type=Path, default=None, help="where to unpack")
     told = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=told.folder, prefix="bench-install-") as name:
@@ -107,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

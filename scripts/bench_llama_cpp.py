@@ -11,7 +11,6 @@ its processes, llama.cpp's are its engine's own timings. The bandwidth is read i
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -27,8 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
+from command_line import Options, ended, need
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "dgpp/demo"
@@ -79,7 +78,9 @@ NAMES = {
 def write_gguf(source: Path, target: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    writer = gguf.GGUFWriter(target, "llama")
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(target, "llama")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -100,9 +101,7 @@ def write_gguf(source: Path, target: Path) -> None:
     writer.close()
 
 
-def add_tensor(
-    writer: gguf.GGUFWriter, name: str, tensor: np.ndarray, heads: int, kv_heads: int
-) -> None:
+def add_tensor(writer: Any, name: str, tensor: np.ndarray, heads: int, kv_heads: int) -> None:
     if name == "model.embed_tokens.weight":
         name = "token_embd.weight"
     elif name == "model.norm.weight":
@@ -118,11 +117,13 @@ def add_tensor(
     if tensor.ndim == 1:
         writer.add_tensor(name, (tensor.astype(np.uint32) << 16).view(np.float32))
         return
+    from gguf import GGMLQuantizationType
+
     raw = np.ascontiguousarray(tensor).view(np.uint8)
-    writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType.BF16)
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, spec: dict[str, Any]) -> None:
+def add_tokenizer(writer: Any, spec: dict[str, Any]) -> None:
     tokens = {i: t for t, i in spec["model"]["vocab"].items()}
     special = {t["id"] for t in spec["added_tokens"]}
     tokens |= {t["id"]: t["content"] for t in spec["added_tokens"]}
@@ -234,11 +235,13 @@ def bandwidth_reader(threads: int) -> Callable[[], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser = Options(description=(__doc__ or "").splitlines()[0])
+    parser.add_number("--rounds", 5)
+    cores = len(os.sched_getaffinity(0))
+    parser.add_number("--threads", cores, cores)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    need("xllamacpp", "gguf")
     source = demo_directory()
     weight_bytes = sum(t.nbytes for t in read_tensors(source / "model.safetensors").values())
     short = list(range(100, 116))
@@ -284,4 +287,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

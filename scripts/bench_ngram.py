@@ -10,7 +10,6 @@ paired ratios: of time, and of processor time, which other programs disturb less
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -23,6 +22,7 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
+from command_line import Options, ended
 
 from dgpp.models.dummy_weights import DummyWeights
 from dgpp.models.layers.extended import extended
@@ -133,14 +133,15 @@ def measure(rows: int, steps: int, threads: int, directory: Path) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser = Options(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_number("--rows", 1_000_000)
+    parser.add_number("--steps", 200)
+    cores = len(os.sched_getaffinity(0))
+    parser.add_number("--threads", cores, cores)
     told = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dgpp-ngram-") as directory:
         print("\n".join(measure(told.rows, told.steps, told.threads, Path(directory))))
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

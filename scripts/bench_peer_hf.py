@@ -21,6 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from command_line import Options, ended, need
+
+from dgpp.cli.numbers import most_of
+
 ROOT = Path(__file__).resolve().parents[1]
 FACTS = ROOT / "deploy" / "facts" / "glm-4.7.json"
 WARM, STEPS, RUNS = 8, 24, 5
@@ -110,6 +114,9 @@ def peer(options: argparse.Namespace) -> Iterator[dict[str, float]]:
         for line in running.stdout:
             if line.startswith("{"):
                 yield json.loads(line)
+    if running.returncode:
+        # It has said why.
+        sys.exit(1)
 
 
 def own(options: argparse.Namespace) -> dict[int, float]:
@@ -117,37 +124,48 @@ def own(options: argparse.Namespace) -> dict[int, float]:
     command = [sys.executable, "-m", "dgpp", "bench", "decode", "--json"]
     command += ["--checkpoint", str(FACTS), "--load", "dummy", "--backend", "cuda"]
     command += ["--layers", str(options.layers), "--context", str(options.context)]
-    command += ["--batch", options.batches]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
-    found = json.loads(ended.stdout.strip().splitlines()[-1])
+    command += ["--batch", _listed(options.batches)]
+    measured = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    if measured.returncode:
+        sys.exit(1)
+    found = json.loads(measured.stdout.strip().splitlines()[-1])
     ms = {figure["batch"]: figure["ms"] for figure in found["figures"]}
     said = ", ".join(f"batch {batch} {value:.3f} ms" for batch, value in ms.items())
     print(f"dgpp: {said}", flush=True)
     return ms
 
 
+def _listed(batches: tuple[int, ...]) -> str:
+    return ",".join(map(str, batches))
+
+
 def _same(options: argparse.Namespace) -> list[str]:
-    values = {"batches": options.batches, "layers": options.layers, "context": options.context}
+    values = {
+        "batches": _listed(options.batches),
+        "layers": options.layers,
+        "context": options.context,
+    }
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batches", default="1,8,16")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--context", type=int, default=512)
+    parser = Options(description=__doc__)
+    parser.add_numbers("--batches", "1,8,16", most_of("engine.max_concurrency"))
+    parser.add_number("--layers", 8)
+    parser.add_number("--context", 512)
     parser.add_argument("--experts", default="grouped_mm", choices=("grouped_mm", "batched_mm"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--once", action="store_true", help="dgpp runs before transformers alone")
     parser.add_argument("--peer", action="store_true", help="print transformers' figures alone")
     options = parser.parse_args()
+    need("torch", "transformers")
     if options.peer:
         import torch
 
         with torch.no_grad():
             model = Peer(options.layers, options.context, options.experts)
-            for batch in options.batches.split(","):
-                print(json.dumps(model.measure(int(batch))), flush=True)
+            for batch in options.batches:
+                print(json.dumps(model.measure(batch)), flush=True)
         return
     first = own(options)
     theirs = []
@@ -166,4 +184,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -8,7 +8,6 @@ the median times to the first token, cold and from the prefix cache, and their r
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -17,6 +16,7 @@ import urllib.request
 from typing import Any
 
 from bench_server import serving
+from command_line import Options, ended
 
 WORDS = ("time", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
 QUESTIONS = ("Summarise the text in one word.", "Which word comes first in it?")
@@ -45,10 +45,10 @@ def first_token(port: int, model: str, text: str, question: str) -> tuple[float,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Options(description=__doc__)
     parser.add_argument("--model", default="dgpp/demo")
-    parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--texts", type=int, default=5)
+    parser.add_number("--tokens", 2000)
+    parser.add_number("--texts", 5)
     given = parser.parse_args()
     engine = {"kv_capacity": 32768, "max_concurrency": 2, "stats_interval_s": 0}
     cold, hot, usage = [], [], {}
@@ -70,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -19,16 +19,24 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from command_line import Options, ended
+
+from dgpp.cli.numbers import most_of
+from dgpp.errors import DgppError, WorldFailedError
+from kernels_numba.gpu.device import device_count
+from kernels_numba.gpu.probe import ask_device
 
 WIDTH = 5120
 ROWS = (1, 8, 16, 64, 512, 2048)
 CHAIN = 32
 NOTED = 200
 """Steps that are looked into."""
+PARTS = ("sums", "decode", "nvfp4", "prefill", "end")
 FACTS = Path(__file__).parents[1] / "deploy" / "facts"
 
 
@@ -37,7 +45,6 @@ class Rank:
 
     def __init__(self, options: argparse.Namespace) -> None:
         from dgpp.net.shm import ShmCollective
-        from kernels_numba.gpu.device import device_count
 
         self.devices = device_count()
         self.device = options.rank % self.devices
@@ -222,8 +229,6 @@ class Rank:
 
     def end(self, driver: Any, collective: Any) -> None:
         """The last rank is killed between two steps; how soon the others know."""
-        from dgpp.errors import DgppError
-
         driver.open([0], 64)
         driver.read(0, 64)
         driver.decode(64, [5], 20)
@@ -252,35 +257,44 @@ def run_rank(options: argparse.Namespace) -> None:
         rank.host.close()
 
 
+def run_world(world: int, parts: Sequence[str]) -> None:
+    """All ranks' processes. Raises WorldFailedError naming one that did not end as it should: at
+    the part `end` the last one is killed."""
+    from dgpp.net.slab import create_slab
+
+    slab = create_slab(world)
+    command = [sys.executable, __file__, *sys.argv[1:], "--world", str(world)]
+    ranks = [
+        subprocess.Popen([*command, "--slab", str(slab), "--rank", str(rank)], pass_fds=[slab])
+        for rank in range(world)
+    ]
+    statuses = [rank.wait() for rank in ranks]
+    os.close(slab)
+    if world > 1 and "end" in parts and statuses[-1] == -signal.SIGKILL:
+        statuses.pop()
+    for rank, status in enumerate(statuses):
+        if status:
+            raise WorldFailedError(f"rank {rank} of {world} ended with status {status}; see above")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    numbers = {"type": lambda text: [int(part) for part in text.split(",")]}
-    parser.add_argument("--worlds", default=[1, 2], **numbers)
-    parser.add_argument(
-        "--parts", default="sums,decode,nvfp4,prefill,end", type=lambda t: t.split(",")
-    )
-    parser.add_argument("--layers", default=8, type=int)
-    parser.add_argument("--batches", default=[1, 8, 16], **numbers)
-    parser.add_argument("--context", default=512, type=int)
+    parser = Options(description=__doc__)
+    parser.add_numbers("--worlds", "1,2", most_of("world_size"))
+    parser.add_names("--parts", ",".join(PARTS), PARTS)
+    parser.add_number("--layers", 8)
+    parser.add_numbers("--batches", "1,8,16", most_of("engine.max_concurrency"))
+    parser.add_number("--context", 512)
     for hidden in ("rank", "world", "slab"):
         parser.add_argument(f"--{hidden}", default=-1, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank >= 0:
         run_rank(options)
         return
-    from dgpp.net.slab import create_slab
-
+    # In a process of its own: the ranks' memory is all that is taken.
+    ask_device()
     for world in options.worlds:
-        slab = create_slab(world)
-        command = [sys.executable, __file__, *sys.argv[1:], "--world", str(world)]
-        ranks = [
-            subprocess.Popen([*command, "--slab", str(slab), "--rank", str(rank)], pass_fds=[slab])
-            for rank in range(world)
-        ]
-        for rank in ranks:
-            rank.wait()
-        os.close(slab)
+        run_world(world, options.parts)
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

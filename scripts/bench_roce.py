@@ -27,7 +27,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from command_line import ended
 
+from dgpp.cli.numbers import numbers
+from dgpp.errors import ConfigError
 from dgpp.net.roce import chosen
 from dgpp.net.verbs import by_pyverbs
 from dgpp.net.verbs.collective import VerbsCollective
@@ -269,8 +272,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     devices = arguments[:2] or os.environ.get("DGPP_TEST_ROCE_DEVICES", "").split()
     if len(devices) != 2:
-        sys.exit(__doc__)
-    gid = int(arguments[2]) if len(arguments) > 2 else -1
+        raise ConfigError("expected DEVICE DEVICE [GID]; `dgpp discover-roce` names devices")
+    gid = -1 if len(arguments) < 3 else numbers("GID", arguments[2], 0, 65535)[0]
     pong, writes = bare(devices, gid)
     crossing = both_ways(devices, gid)
     small, large = bus(devices, gid)
@@ -286,4 +289,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -11,11 +11,12 @@ cache, and the next is admitted, which takes a lookup, evictions and a reservati
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import time
 from collections import deque
+
+from command_line import Options, ended
 
 from dgpp.sched.limits import EngineLimits
 from dgpp.sched.memory import CachePolicy
@@ -98,7 +99,7 @@ def show(name: str, values: list[float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Options(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--wall", action="store_true", help="wall time; needs an idle machine")
@@ -158,4 +159,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dgpp.errors import ConfigError, EngineStalledError
+
 READY_S = 300
 
 
@@ -27,12 +29,13 @@ def serving(model: str, engine: dict[str, Any]) -> Iterator[int]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "bench.json"
         config.write_text(json.dumps({"model": model, "world_size": 1, "engine": engine}))
-        server = subprocess.Popen(
-            [sys.executable, "-m", "dgpp", "run", str(config), "--port", str(port)],
-            stderr=subprocess.DEVNULL,
-        )
+        said = Path(folder) / "stderr"
+        with said.open("wb") as log:
+            server = subprocess.Popen(
+                [sys.executable, "-m", "dgpp", "run", str(config), "--port", str(port)], stderr=log
+            )
         try:
-            _wait_ready(port, server)
+            _wait_ready(port, server, said)
             yield port
         finally:
             server.send_signal(signal.SIGINT)
@@ -50,11 +53,12 @@ def scripted(streams: int, step_ms: float) -> dict[str, Any]:
     }
 
 
-def _wait_ready(port: int, server: subprocess.Popen[bytes]) -> None:
+def _wait_ready(port: int, server: subprocess.Popen[bytes], said: Path) -> None:
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise SystemExit(f"the server exited with status {server.returncode}")
+            last = "".join(said.read_text(errors="replace").splitlines()[-1:])
+            raise ConfigError(f"the server exited with status {server.returncode}: {last}")
         with (
             contextlib.suppress(OSError),
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer,
@@ -62,4 +66,4 @@ def _wait_ready(port: int, server: subprocess.Popen[bytes]) -> None:
             if answer.status == 200:
                 return
         time.sleep(0.05)
-    raise SystemExit(f"the server was not ready in {READY_S} s")
+    raise EngineStalledError(f"the server was not ready in {READY_S} s")

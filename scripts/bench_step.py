@@ -11,7 +11,6 @@ stand, their overlap with their neighbours included. The others compute the same
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -21,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from bench_graph import recorded
+from command_line import Options, ended, need
 
 from dgpp.bench.drive import Driver
 from dgpp.cli.bench import _engine, _Wanted
+from dgpp.cli.numbers import most_of
 from dgpp.engine.model_engine import ModelEngine
 from dgpp.sample.tables import allocate_tables
 from dgpp.sched.plan import DecodeRow, Plan
@@ -124,14 +125,16 @@ def timeline(engine: ModelEngine, launches: list[Launch]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Options(description=__doc__)
     parser.add_argument("--model", default="deploy/facts/glm-4.7.json")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--context", default="512,8192")
+    parser.add_number("--layers", 8)
+    parser.add_number("--batch", 1, most_of("engine.max_concurrency"))
+    parser.add_numbers("--context", "512,8192")
     parser.add_argument("--timeline", action="store_true")
     options = parser.parse_args()
-    contexts = tuple(int(context) for context in options.context.split(","))
+    if options.timeline:
+        need("torch")
+    contexts = options.context
     told = {"load": "dummy", "backend": "cuda", "threads": None}
     wanted = _Wanted(None, options.model, options.layers, told)
     with _engine(wanted, contexts, options.batch, 24) as bench:
@@ -148,4 +151,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

@@ -8,7 +8,6 @@ spills and readings follow one another without a pause, which no server's do.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from command_line import Options, ended
 
 from actors.cold_disk import ColdFiles, ColdMover, to_end
 from actors.cold_folder import OsFolder
@@ -75,10 +75,10 @@ class Mover:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--model", default="deploy/facts/glm-4.7.json")
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_number("--layers", 8)
     parser.add_argument("--folder", default="", help="where the slab is; a temporary one if none")
     given = parser.parse_args()
     config = cut_layers(read_json(Path(given.model)), given.layers)
@@ -122,4 +122,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended(main)
