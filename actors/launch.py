@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -87,6 +87,9 @@ def deploy(settings: Settings, *, log_json: bool, rank: int = 0, apart: bool = F
     files = model_files(settings)
     engine = settings.engine
     wanted = settings.device(rank)
+    if engine.backend == "cuda":
+        # A device is asked for only where one could compute this.
+        _require_computed(settings, files, "cuda")
     choice = choose_backend(engine.backend, wanted, partial(_lacks, settings, files))
     backend, device = choice.backend, choice.device
     if choice.why:
@@ -144,16 +147,28 @@ def _lacks(settings: Settings, files: ModelFiles, device: Device) -> tuple[str, 
     return family_of(config).lacks(config, settings.world_size, device)
 
 
+def uncomputed(
+    settings: Settings, config: dict[str, Any], backend: str, device: Device | None = None
+) -> tuple[str, ...]:
+    """Why `backend` does not compute the model of this config.json as the settings want it, a line
+    for each key; on CUDA on a device like `device` (None: whatever some device takes)."""
+    beyond = family_of(config).missing(backend, config, settings.world_size, device)
+    return (*beyond, *model_forms(settings.engine).missing(backend))
+
+
+def _require_computed(
+    settings: Settings, files: ModelFiles, backend: str, device: Device | None = None
+) -> None:
+    for missing in uncomputed(settings, read_json(files.config), backend, device):
+        raise ConfigError(missing)
+
+
 def _plan(
     settings: Settings, files: ModelFiles, choice: Choice, room: Room, lanes: int
 ) -> MemoryPlan:
-    backend, world = choice.backend, settings.world_size
-    sizes = memory_settings(settings, backend, unified=room.unified, lanes=lanes)
-    config = read_json(files.config)
-    beyond = family_of(config).missing(backend, config, world, choice.device)
-    for missing in (*beyond, *sizes.forms.missing(backend)):
-        raise ConfigError(missing)
-    return plan_memory(config, sizes, world)
+    _require_computed(settings, files, choice.backend, choice.device)
+    sizes = memory_settings(settings, choice.backend, unified=room.unified, lanes=lanes)
+    return plan_memory(read_json(files.config), sizes, settings.world_size)
 
 
 def sharers(settings: Settings, backend: str, room: Room, rank: int) -> int:

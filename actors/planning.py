@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from actors.bus import planned_lanes
-from actors.launch import memory_settings, print_plan
+from actors.launch import memory_settings, print_plan, uncomputed
 from dgpp.checkpoint.facts import stand_in
 from dgpp.checkpoint.json_file import read_json
 from dgpp.checkpoint.model_files import find_model
@@ -20,6 +20,9 @@ from dgpp.models.dflash2.plan import with_drafter
 from dgpp.models.plan import HEADROOM, MemoryPlan, plan_memory, require_fit
 from dgpp.models.registry import family_of
 from kernels_numba.gpu.device import OLDEST_DRIVER, Device
+
+LATER = "not servable yet: planned all the same, but `dgpp run` refuses it as above"
+"""The last line of a plan that this version cannot start."""
 
 
 class Elsewhere(NamedTuple):
@@ -107,9 +110,9 @@ def elsewhere(
     if engine.dflash_model:
         drafter, more = _config(engine.dflash_model, deployments)
         plan, said = with_drafter(plan, config, drafter, sizes, world), said + more
-    beyond = family_of(config).missing(backend, config, world, device)
-    missing = [*sizes.forms.missing(backend), *beyond]
-    return structs.replace(plan, notes=(*plan.notes, *missing, *said))
+    missing = uncomputed(settings, config, backend, device)
+    later = (LATER,) if missing else ()
+    return structs.replace(plan, notes=(*plan.notes, *said, *missing, *later))
 
 
 def _config(model: str, deployments: Path) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dgpp.check.drafter import DrafterReport
     from dgpp.check.expected import Tolerances
     from dgpp.check.report import ForwardReport
+    from dgpp.models.forms import ModelForms
     from kernels_numba.gpu.device import Device
 
 TablesOption = Annotated[
@@ -144,21 +145,37 @@ def _devices(text: str) -> tuple[int, ...]:
     return numbers("--devices", text, 0, most_of("engine.devices")) if text else ()
 
 
-def _backend(wanted: str, threads: int, model: Path, world: int, devices: tuple[int, ...]) -> str:
+def _backend(
+    wanted: str,
+    threads: int,
+    model: Path,
+    world: int,
+    devices: tuple[int, ...],
+    forms: ModelForms,
+) -> str:
     """The backend that `wanted` comes to for the checkpoint `model`, where the ranks' GPUs are
     `devices`; of the CPU's, a warning where it has not so many threads, or a GPU is not taken."""
     from dgpp.checkpoint.json_file import read_json
     from dgpp.engine.backends import choose_backend, unused
     from dgpp.models.registry import family_of
 
-    def lacks(found: Device) -> tuple[str, ...]:
+    def lacks(found: Device | None) -> tuple[str, ...]:
         config = read_json(model / "config.json")
         return family_of(config).lacks(config, world, found)
 
+    def require(found: Device | None) -> None:
+        for missed in lacks(found):
+            _refuse(f"--backend: {missed}; take cpu")
+        for key, value in forms.unread("cuda").items():
+            _refuse(f"--{key.replace('_', '-')}: {value} is not on the cuda backend yet; take cpu")
+
+    if wanted == "cuda":
+        # A device is asked for only where one could compute this.
+        require(None)
     choice = choose_backend(wanted, next(iter(devices), 0), lacks)
     chosen = choice.backend
-    if choice.device is not None and (missed := lacks(choice.device)):
-        _refuse(f"--backend: {missed[0]}; take cpu")
+    if choice.device is not None:
+        require(choice.device)
     if choice.why:
         typer.echo(f"warning: --backend auto takes the CPU: {choice.why}", err=True)
     if said := unused(chosen, "--devices", devices):
@@ -172,11 +189,13 @@ def _backend(wanted: str, threads: int, model: Path, world: int, devices: tuple[
     return chosen
 
 
-def _forms(dense_weights: str, bf16_weights: str, kv_dtype: str) -> dict[str, Any]:
+def _forms(dense_weights: str, bf16_weights: str, kv_dtype: str) -> ModelForms:
+    from dgpp.models.forms import ModelForms
+
     _one_of("--dense-weights", dense_weights, "checkpoint", "fp8")
     _one_of("--bf16-weights", bf16_weights, "checkpoint", "bf12")
     _one_of("--kv-dtype", kv_dtype, "bf16", "fp8", "fp4")
-    return {"dense_weights": dense_weights, "bf16_weights": bf16_weights, "kv_dtype": kv_dtype}
+    return ModelForms(dense_weights=dense_weights, bf16_weights=bf16_weights, kv_dtype=kv_dtype)
 
 
 @app.command("forward")
@@ -209,7 +228,6 @@ def check_forward(
     from dgpp.check.drafter import open_and_check_drafter
     from dgpp.check.expected import stated_tables
     from dgpp.check.forward import CheckOptions, open_and_check
-    from dgpp.models.forms import ModelForms
 
     _one_of("--backend", backend, "auto", "cpu", "cuda")
     _one_of("--rule", rule, "auto", "float32", "bf16")
@@ -218,7 +236,7 @@ def check_forward(
     forms = _forms(dense_weights, bf16_weights, kv_dtype)
     tolerances = _tolerances(expected, tolerance)
     named = _devices(devices)
-    chosen = _backend(backend, threads, target or checkpoint, world, named)
+    chosen = _backend(backend, threads, target or checkpoint, world, named, forms)
     options = CheckOptions(
         threads=threads,
         per_layer=per_layer,
@@ -229,7 +247,7 @@ def check_forward(
         embed_sharding=embed_sharding,
         mapped=ngram_table == "mmap",
         tables=ngram_table_model or stated_tables(expected),
-        forms=ModelForms(**forms),
+        forms=forms,
     )
     report: ForwardReport | DrafterReport
     if target is None:

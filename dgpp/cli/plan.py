@@ -31,7 +31,8 @@ def plan(
 
     The model's config.json has to be here, or its facts beside CONFIG; weights, GPUs and the other
     ranks' nodes need not. Exits 1 where the plan exceeds --room or --node, naming the largest
-    kv_capacity that fits.
+    kv_capacity that fits. What `dgpp run` would refuse as not computed yet is planned all the same;
+    the last line says so, and the exit status stays 0.
     """
     settings = load_settings(config, overrides)
     from actors import planning  # imports NumPy, which no other command should wait for

@@ -111,6 +111,8 @@ def _backend(request: Examine) -> Iterator[Finding]:
 def _computes(request: Examine, gpu: int) -> tuple[Finding, str]:
     """What there is to say of a rank whose GPU would be `gpu`, and its backend, "" for none."""
     wanted = request.backend
+    if wanted == "cuda" and (missed := _lacks(request)):
+        return _uncomputed(missed), "cuda"
     try:
         choice = choose_backend(wanted, gpu, partial(_lacks, request))
     except DgppError as error:
@@ -121,13 +123,18 @@ def _computes(request: Examine, gpu: int) -> tuple[Finding, str]:
     if device is None:
         return Finding("ok", f"engine.backend {wanted} is {found}"), found
     if missed := _lacks(request, device):
-        return Finding("error", f"engine.backend: {missed[0]}", "set it to cpu"), found
+        return _uncomputed(missed), found
     where = f"device {device.index}, {device.name}"
     return Finding("ok", f"engine.backend {wanted} is {found}: {where}"), found
 
 
-def _lacks(request: Examine, device: Device) -> tuple[str, ...]:
-    """Why GPUs do not compute the model; nothing where there is no model to ask of."""
+def _uncomputed(missed: tuple[str, ...]) -> Finding:
+    return Finding("error", f"engine.backend: {missed[0]}", "set it to cpu")
+
+
+def _lacks(request: Examine, device: Device | None = None) -> tuple[str, ...]:
+    """Why GPUs like `device` do not compute the model; nothing where there is no model to ask of.
+    None: whatever some device takes."""
     from dgpp.models.registry import family_of  # imports NumPy, for which others need not wait
 
     try:

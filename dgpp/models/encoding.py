@@ -67,14 +67,14 @@ class Changes:
     def add(self, form: Form, item: str, stored: int, held: int) -> None:
         self.by_form.setdefault(form, {}).setdefault(item, Change()).add(stored, held)
 
-    def notes(self) -> list[str]:
-        """A line per form for the log."""
+    def notes(self, verb: str = "are") -> list[str]:
+        """A line per form for the log: bf16 `verb` held so."""
         lines = []
         for form, items in self.by_form.items():
             stored = sum(change.stored_bytes for change in items.values())
             held = sum(change.held_bytes for change in items.values())
             lines.append(
-                f"{', '.join(sorted(items))}: {stored / MIB:.1f} MiB of bf16 are held as "
+                f"{', '.join(sorted(items))}: {stored / MIB:.1f} MiB of bf16 {verb} held as "
                 f"{held / MIB:.1f} MiB of {form.name.lower()}"
             )
         return lines

@@ -40,19 +40,23 @@ class ModelForms(msgspec.Struct, frozen=True, kw_only=True):
             return Form.BF12
         return stored
 
-    def missing(self, backend: str) -> tuple[str, ...]:
-        """What is asked for that the backend's kernels do not read, in words, by key."""
+    def unread(self, backend: str) -> dict[str, str]:
+        """What is asked for that the backend's kernels do not read: values by key."""
         if backend != "cuda":
-            return ()
+            return {}
         asked = (
             ("bf16_weights", self.bf16_weights, "checkpoint"),
             ("kv_dtype", self.kv_dtype, "bf16"),
             ("draft_vocab", self.draft_vocab, ""),
         )
+        return {key: value for key, value, default in asked if value != default}
+
+    def missing(self, backend: str) -> tuple[str, ...]:
+        """`unread` in words, with what to do about each."""
+        remedy = "leave it out, or set engine.backend to cpu"
         return tuple(
-            f"engine.{key}: {value} is not on the cuda backend yet"
-            for key, value, default in asked
-            if value != default
+            f"engine.{key}: {value} is not on the {backend} backend yet; {remedy}"
+            for key, value in self.unread(backend).items()
         )
 
 

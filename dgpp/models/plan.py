@@ -247,7 +247,9 @@ def plan_memory(config: dict[str, Any], settings: MemorySettings, world: int = 1
         sizes |= _draft_head(parsed, forms, shard, table / len(model.vocabulary))
     items = [MemoryItem(name, size) for name, size in sizes.items()]
     items.sort(key=lambda item: (-item.bytes, item.name))
-    notes = [*source.changes.notes(), *_notes(forms, source, settings.backend)]
+    # What cannot be started is planned all the same.
+    verb = "would be" if forms.unread(settings.backend) else "are"
+    notes = [*source.changes.notes(verb), *_notes(forms, source, settings.backend, verb)]
     notes += [*_table_notes(settings, source), *_tail_notes(settings, limits)]
     target = source
     if settings.drafts:
@@ -287,8 +289,9 @@ def _table_notes(settings: MemorySettings, source: PlannedWeights) -> list[str]:
     return notes
 
 
-def _notes(forms: ModelForms, source: PlannedWeights, backend: str) -> list[str]:
-    """What the start-up log says of keys that change how the model is held."""
+def _notes(forms: ModelForms, source: PlannedWeights, backend: str, verb: str) -> list[str]:
+    """What the start-up log says of keys that change how the model is held; `verb` is "are" or what
+    stands for it."""
     held, notes = source.changes.by_form, []
     for key, value, form in (
         ("dense_weights", forms.dense_weights, Form.FP8_BLOCK),
@@ -297,7 +300,7 @@ def _notes(forms: ModelForms, source: PlannedWeights, backend: str) -> list[str]
         if value != "checkpoint" and form not in held:
             notes.append(f"{key} {value}: no matrix of the model is left to it")
     if forms.bf16_weights == "bf12+bf16" and Form.BF12 in held:
-        notes.append("bf16_weights bf12+bf16: prompts read bf12 too, bf16 is not kept beside it")
+        notes.append("bf16_weights bf12+bf16: bf12 alone, also for prompts; no bf16 beside it")
     if forms.fp8_head == "mma":
         notes.append(f"fp8_head mma: the {backend} backend has one kernel for any number of rows")
     if (rope_scaling := forms.rope_scaling) is not None:
@@ -306,7 +309,7 @@ def _notes(forms: ModelForms, source: PlannedWeights, backend: str) -> list[str]
             f"{rope_scaling.original_max_position_embeddings} positions"
         )
     if forms.kv_dtype != "bf16":
-        notes.append(f"kv_dtype {forms.kv_dtype}: rows of cached context are packed")
+        notes.append(f"kv_dtype {forms.kv_dtype}: rows of cached context {verb} packed")
     elif backend != "cuda":
         notes.append("kv_dtype bf16: the CPU backend stores float32 rows")
     return notes

@@ -205,6 +205,34 @@ def test_a_family_that_gpus_do_not_compute_is_the_cpus_or_refused(
     assert str(result.exception) == f"--backend: {why}; take cpu"
 
 
+@pytest.mark.parametrize(
+    ("model", "extra", "said"),
+    [
+        ("mimo-bf16", [], "--backend: cuda does not compute mimo yet; take cpu"),
+        (
+            "glm-4.7-bf16",
+            ["--kv-dtype", "fp8"],
+            "--kv-dtype: fp8 is not on the cuda backend yet; take cpu",
+        ),
+        (
+            "glm-4.7-bf16",
+            ["--bf16-weights", "bf12"],
+            "--bf16-weights: bf12 is not on the cuda backend yet; take cpu",
+        ),
+    ],
+)
+def test_what_no_gpu_computes_is_said_before_one_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, model: str, extra: list[str], said: str
+) -> None:
+    def asked(_index: int) -> Device:
+        raise AssertionError
+
+    monkeypatch.setattr(probe, "ask_device", asked)
+    result = run(FIXTURES / model, "--backend", "cuda", "--tolerance", "1", *extra)
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception) == said
+
+
 @pytest.mark.parametrize("extra", [(), ("--per-layer",)])
 def test_another_number_of_layers_is_named(tmp_path: Path, extra: tuple[str, ...]) -> None:
     directory = tmp_path / "copy"

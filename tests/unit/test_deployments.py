@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from msgspec import structs
 
-from actors.planning import NODES, elsewhere
+from actors.planning import LATER, NODES, elsewhere
 from dgpp.checkpoint.facts import stand_in
 from dgpp.cli.main import main
 from dgpp.config.resolve import load
@@ -169,6 +169,8 @@ def test_a_plan_is_printed_from_facts(capsys: pytest.CaptureFixture[str], monkey
     for item in ("weights: mlp", "weights: drafter mlp", "drafter context", "in all, per rank"):
         assert f"MiB  {item}" in printed
     assert f"{DENSE_FP4} is not on this machine: planned from" in printed
+    # It is for a later version: shown whole, and said last.
+    assert printed.endswith(f"\n{LATER}\n")
     assert main(["plan", config, "--node", "gb10", "--room", "9"]) == 1
     assert "exceed the 9216 MiB that are free there" in capsys.readouterr().err
     assert main(["plan", config, "--node", "gb11"]) == 1

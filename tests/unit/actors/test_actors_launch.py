@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,9 @@ def device(monkeypatch):
     return have
 
 
+OR_CPU = "leave it out, or set engine.backend to cpu"
+
+
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_family_that_gpus_do_not_compute_is_the_cpus_or_refused(folder, device, caplog, kind):
     (folder / "config.json").write_text(json.dumps(config_of(kind)))
@@ -155,6 +159,57 @@ def test_a_family_that_gpus_do_not_compute_is_the_cpus_or_refused(folder, device
         deploy(folder, backend="cuda", load="dummy")
     assert deploy(folder, backend="cpu", load="dummy").backend == "cpu"
     assert len(caplog.messages) == 1
+
+
+REFUSED = [
+    *(
+        (kind, {}, f"engine.backend: cuda does not compute {family.name} yet; set it to cpu")
+        for kind, family in FAMILIES.items()
+        if kind != "glm4_moe"
+    ),
+    *(
+        (
+            "glm4_moe",
+            {key: value},
+            f"engine.{key}: {value} is not on the cuda backend yet; {OR_CPU}",
+        )
+        for key, value in (
+            ("kv_dtype", "fp8"),
+            ("bf16_weights", "bf12"),
+            ("bf16_weights", "bf12+bf16"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "engine", "said"), REFUSED)
+def test_what_no_gpu_computes_is_said_before_one_is_looked_for(
+    folder, monkeypatch, capsys, kind, engine, said
+):
+    """A driver that the user is told to install would not help. The plan says it last, beside
+    nothing that it contradicts, and shows the whole."""
+
+    def asked(_index):
+        raise AssertionError
+
+    monkeypatch.setattr(probe, "ask_device", asked)
+    (folder / "config.json").write_text(json.dumps(config_of(kind)))
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
+        deploy(folder, backend="cuda", load="dummy", **engine)
+    document = {"model": str(folder), "engine": {"backend": "cuda", **engine}}
+    settings = resolve(document, "f", site=SiteSettings())
+    assert planning.plan_elsewhere(settings, planning.Elsewhere(), folder) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("MiB  in all, per rank") for line in lines)
+    assert lines[-2:] == [said, planning.LATER]
+    assert planning.LATER.startswith("not servable yet: ")
+    assert not [line for line in lines if "are packed" in line or "are held" in line]
+    document["engine"]["backend"] = "cpu"
+    settings = resolve(document, "f", site=SiteSettings())
+    planning.plan_elsewhere(settings, planning.Elsewhere(), folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert planning.LATER not in lines
+    assert not [line for line in lines if "would be" in line]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +268,9 @@ def test_sizes_that_the_kernels_do_not_take_are_named_before_weights(
     why = f"cuda on {found.name} takes {says}"
     with pytest.raises(ConfigError) as caught:
         deploy(folder, backend="cuda", load="dummy")
-    assert str(caught.value) == f"engine.backend: {why}; set it to cpu"
+    # What no device takes is said before this one is known.
+    told = why if found is GB10 else f"cuda takes {says}"
+    assert str(caught.value) == f"engine.backend: {told}; set it to cpu"
     assert deploy(folder, backend="auto", load="dummy").backend == "cpu"
     assert caplog.messages == [f"engine.backend auto takes the CPU: {why}"]
 
@@ -319,5 +376,6 @@ def test_the_plan_notes_what_the_start_would_refuse_or_not_take(
     document = {"model": str(folder), "engine": {"backend": backend}}
     settings = resolve(document, "f", site=SiteSettings())
     planning.plan_elsewhere(settings, planning.NODES.get(node, planning.Elsewhere()), folder)
-    said = [line for line in capsys.readouterr().out.splitlines() if "engine.backend" in line]
-    assert said == ([note] if note else [])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "engine.backend" in line] == ([note] if note else [])
+    assert (lines[-1] == planning.LATER) is note.startswith("engine.backend: ")

@@ -197,7 +197,13 @@ def test_a_key_that_finds_nothing_to_do_says_so() -> None:
 
 
 def test_the_cuda_backend_names_what_it_does_not_read() -> None:
-    assert BF12.missing("cuda") == ("engine.bf16_weights: bf12 is not on the cuda backend yet",)
+    remedy = "leave it out, or set engine.backend to cpu"
+    said = f"engine.bf16_weights: bf12 is not on the cuda backend yet; {remedy}"
+    assert BF12.missing("cuda") == (said,)
+    assert ModelForms(kv_dtype="fp8", draft_vocab="x").unread("cuda") == {
+        "kv_dtype": "fp8",
+        "draft_vocab": "x",
+    }
     assert BF12.missing("cpu") == ModelForms(dense_weights="fp8").missing("cuda") == ()
 
 
