@@ -16,7 +16,7 @@ from actors.boot import Boot, BusBoot
 from actors.bus import bus_lanes
 from dgpp import log
 from dgpp.checkpoint.demo import DEMO_MODEL, ensure_demo
-from dgpp.checkpoint.json_file import read_json, read_object
+from dgpp.checkpoint.json_file import named, read_json, read_object
 from dgpp.checkpoint.model_files import ModelFiles, find_model
 from dgpp.config.engine_settings import EngineSettings
 from dgpp.config.ports import is_local
@@ -144,7 +144,8 @@ def model_files(settings: Settings) -> ModelFiles:
 
 def _lacks(settings: Settings, files: ModelFiles, device: Device) -> tuple[str, ...]:
     config = read_json(files.config)
-    return family_of(config).lacks(config, settings.world_size, device)
+    with named(files.config):
+        return family_of(config).lacks(config, settings.world_size, device)
 
 
 def uncomputed(
@@ -159,8 +160,10 @@ def uncomputed(
 def _require_computed(
     settings: Settings, files: ModelFiles, backend: str, device: Device | None = None
 ) -> None:
-    for missing in uncomputed(settings, read_json(files.config), backend, device):
-        raise ConfigError(missing)
+    config = read_json(files.config)
+    with named(files.config):
+        for missing in uncomputed(settings, config, backend, device):
+            raise ConfigError(missing)
 
 
 def _plan(
@@ -168,7 +171,9 @@ def _plan(
 ) -> MemoryPlan:
     _require_computed(settings, files, choice.backend, choice.device)
     sizes = memory_settings(settings, choice.backend, unified=room.unified, lanes=lanes)
-    return plan_memory(read_json(files.config), sizes, settings.world_size)
+    config = read_json(files.config)
+    with named(files.config):
+        return plan_memory(config, sizes, settings.world_size)
 
 
 def sharers(settings: Settings, backend: str, room: Room, rank: int) -> int:

@@ -10,7 +10,7 @@ from msgspec import structs
 from actors.bus import planned_lanes
 from actors.launch import memory_settings, print_plan, uncomputed
 from dgpp.checkpoint.facts import stand_in
-from dgpp.checkpoint.json_file import read_json
+from dgpp.checkpoint.json_file import named, read_json
 from dgpp.checkpoint.model_files import find_model
 from dgpp.config.settings import Settings
 from dgpp.engine.backends import Choice, choose_backend, placed
@@ -58,8 +58,9 @@ def plan_elsewhere(settings: Settings, node: Elsewhere, deployments: Path) -> in
     if settings.engine.backend == "scripted":
         print_plan(None)
         return 0
-    config, _ = _config(settings.model, deployments)
-    choice = _choice(settings, node, config)
+    path, _ = _config(settings.model, deployments)
+    with named(path):
+        choice = _choice(settings, node, read_json(path))
     plan = elsewhere(
         settings,
         choice.backend,
@@ -105,22 +106,28 @@ def elsewhere(
     lanes = planned_lanes(settings, backend)
     sizes = memory_settings(settings, backend, unified=unified, lanes=lanes)
     sizes = structs.replace(sizes, drafts=engine.mtp)
-    config, said = _config(settings.model, deployments)
-    plan = plan_memory(config, sizes, world)
+    path, said = _config(settings.model, deployments)
+    config = read_json(path)
+    with named(path):
+        plan = plan_memory(config, sizes, world)
+        missing = uncomputed(settings, config, backend, device)
     if engine.dflash_model:
-        drafter, more = _config(engine.dflash_model, deployments)
-        plan, said = with_drafter(plan, config, drafter, sizes, world), said + more
-    missing = uncomputed(settings, config, backend, device)
+        path, more = _config(engine.dflash_model, deployments)
+        drafter = read_json(path)
+        with named(path):
+            plan, said = with_drafter(plan, config, drafter, sizes, world), said + more
     later = (LATER,) if missing else ()
     return structs.replace(plan, notes=(*plan.notes, *said, *missing, *later))
 
 
-def _config(model: str, deployments: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _config(model: str, deployments: Path) -> tuple[Path, tuple[str, ...]]:
     """The model's config.json, and what is to be said of where it came from."""
     try:
-        return read_json(find_model(model, weights=False).config), ()
+        path = find_model(model, weights=False).config
+        read_json(path)
     except CheckpointError:
         facts = stand_in(model, deployments)
         if facts is None:
             raise
-        return read_json(facts), (f"{model} is not on this machine: planned from {facts}",)
+        return facts, (f"{model} is not on this machine: planned from {facts}",)
+    return path, ()

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from dgpp.bench.cut import cut_layers
-from dgpp.checkpoint.json_file import read_json
+from dgpp.checkpoint.json_file import named, read_json
 from dgpp.checkpoint.model_files import find_model
 from dgpp.config.document import Override
 from dgpp.config.settings import Settings
@@ -46,9 +46,11 @@ def cut_model(settings: Settings, layers: int | None) -> Iterator[Settings]:
         return
     if settings.engine.load != "dummy":
         raise ConfigError("--layers: a model with fewer layers has random weights: --load dummy")
-    config = read_json(find_model(settings.model, weights=False).config)
+    file = find_model(settings.model, weights=False).config
+    config = read_json(file)
     # What is of another kind than it should be is named by its field before it is cut.
-    family_of(config).settle(config)
+    with named(file):
+        family_of(config).settle(config)
     with TemporaryDirectory(prefix="dgpp-bench-") as folder:
         path = Path(folder) / "cut.json"
         path.write_text(json.dumps(cut_layers(config, layers)), "utf-8")

@@ -78,11 +78,20 @@ def _part_of(name: str) -> str:
     return next((prefix for prefix in PARTS if name.startswith(prefix)), "")
 
 
+def require_archive(path: Path, place: str = "") -> None:
+    """Raise CheckpointError, which begins with `place`, where `path` is no .npz file."""
+    if not zipfile.is_zipfile(path):
+        said = "expected an .npz archive of arrays, as numpy.savez writes it"
+        raise CheckpointError(f"{place}{path}: {said}")
+
+
 class Expected:
     """The arrays of an expected.npz by name; which there are depends on the family. It remembers
     which of them were asked for, so that a check can say what it left out."""
 
     def __init__(self, path: Path, required: Sequence[str] = ("ids", "logits")) -> None:
+        if path.is_file():
+            require_archive(path)
         try:
             with np.load(path, allow_pickle=False) as archive:
                 self.arrays: dict[str, Array] = {name: archive[name] for name in archive.files}

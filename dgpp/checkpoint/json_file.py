@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dgpp.errors import CheckpointError
+
+CONFIG = "config.json"
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -29,3 +33,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if found is None:
         raise CheckpointError(f"{path}: No such file or directory")
     return found
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """A CheckpointError about a model's config.json that is raised inside names the file `path`,
+    where that has another name."""
+    try:
+        yield
+    except CheckpointError as error:
+        said = str(error)
+        if path.name == CONFIG or not said.startswith(f"{CONFIG}: "):
+            raise
+        raise CheckpointError(f"{path}{said.removeprefix(CONFIG)}") from error

@@ -107,7 +107,7 @@ def _engine(
     from dgpp.bench.machine import yardstick
     from dgpp.bench.measure import LEAST_STEPS
     from dgpp.bench.setup import blamed, cut_model, require_positions
-    from dgpp.checkpoint.json_file import read_json
+    from dgpp.checkpoint.json_file import named, read_json
     from dgpp.engine.model_engine import ModelEngine
     from dgpp.errors import ConfigError
     from dgpp.models.forms import model_forms
@@ -117,8 +117,10 @@ def _engine(
     with cut_model(_settings(wanted, batch, longest), wanted.layers) as settings:
         if settings.engine.backend == "scripted":
             raise ConfigError("engine.backend: scripted computes nothing that could be measured")
-        config = read_json(model_files(settings).config)
-        parsed = family_of(config).settle(config, model_forms(settings.engine))
+        file = model_files(settings).config
+        config = read_json(file)
+        with named(file):
+            parsed = family_of(config).settle(config, model_forms(settings.engine))
         least = min(steps, LEAST_STEPS)
         require_positions(parsed.max_position_embeddings, contexts, steps, least)
         with _told(), blamed(contexts, batch, steps, wanted.layers):

@@ -129,14 +129,27 @@ def _one_of(flag: str, value: str, *known: str) -> None:
 
 def _tolerances(expected: Path, tolerance: float | None) -> Tolerances:
     """What is near enough to the values in `expected`: as stated, else within `tolerance`."""
-    from dgpp.check.expected import stated_tolerances, uniform_tolerances
+    from dgpp.check.expected import require_archive, stated_tolerances, uniform_tolerances
 
     if not expected.is_file():
         _refuse(f"--expected: {expected}: there is no such file")
+    require_archive(expected, "--expected: ")
     stated = stated_tolerances(expected)
     if stated is None and tolerance is None:
         _refuse(f"{expected}: no index.json states a tolerance; give --tolerance")
     return stated or uniform_tolerances(tolerance or 0.0)
+
+
+def _require_folders(checkpoint: Path, target: Path | None, tables: Path | None) -> None:
+    """Each is a checkpoint's folder, where it is told."""
+    told = {"--checkpoint": checkpoint, "--target": target, "--ngram-table-model": tables}
+    for flag, folder in told.items():
+        if folder is None:
+            continue
+        if not folder.is_dir():
+            _refuse(f"{flag}: {folder}: not a folder: name that of a checkpoint")
+        if not (folder / "config.json").is_file():
+            _refuse(f"{flag}: {folder}: no config.json in it: name the folder of a checkpoint")
 
 
 def _devices(text: str) -> tuple[int, ...]:
@@ -235,6 +248,8 @@ def check_forward(
     _one_of("--ngram-table", ngram_table, "resident", "mmap")
     forms = _forms(dense_weights, bf16_weights, kv_dtype)
     tolerances = _tolerances(expected, tolerance)
+    tables = ngram_table_model or stated_tables(expected)
+    _require_folders(checkpoint, target, tables)
     named = _devices(devices)
     chosen = _backend(backend, threads, target or checkpoint, world, named, forms)
     options = CheckOptions(
@@ -246,7 +261,7 @@ def check_forward(
         devices=named,
         embed_sharding=embed_sharding,
         mapped=ngram_table == "mmap",
-        tables=ngram_table_model or stated_tables(expected),
+        tables=tables,
         forms=forms,
     )
     report: ForwardReport | DrafterReport

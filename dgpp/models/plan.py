@@ -347,17 +347,19 @@ def require_fit(
     if plan.total + headroom <= free_bytes:
         return
     tokens = _fitting(plan, free_bytes - headroom)
+    alone = plan.weight_bytes + headroom > free_bytes
+    less = "" if alone else "less of engine.max_concurrency or engine.prefix_cache_gib, or "
     largest = ", ".join(f"{item.name} {item.bytes // MIB} MiB" for item in plan.items[:4])
     remedy = (
         f"the largest engine.kv_capacity that fits is {tokens}"
         if tokens
-        else "no engine.kv_capacity fits"
+        else f"no engine.kv_capacity fits: take {less}more ranks (world_size), or a smaller model"
     )
     message = (
         f"memory plan: {plan.total // MIB} MiB and {headroom // MIB} MiB of headroom exceed the "
         f"{free_bytes // MIB} MiB that are free {place}; largest: {largest}; {remedy}"
     )
-    raise MemoryPlanError(message, tokens, weights=plan.weight_bytes + headroom > free_bytes)
+    raise MemoryPlanError(message, tokens, weights=alone)
 
 
 def _fitting(plan: MemoryPlan, room: int) -> int:

@@ -11,6 +11,7 @@ import pytest
 from reference_fixtures import fixture_directory
 from typer.testing import CliRunner
 
+from dgpp.check.expected import Expected
 from dgpp.check.forward import CheckOptions
 from dgpp.check.world import device_of
 from dgpp.cli.check import app
@@ -99,11 +100,34 @@ def test_a_wrong_value_fails_by_name(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
-    (tmp_path / "expected.npz").write_bytes(b"PK")
+    np.savez(tmp_path / "expected.npz", ids=np.zeros(1))
     result = run(tmp_path, "--tolerance", "1")
-    assert isinstance(result.exception, CheckpointError)
+    assert isinstance(result.exception, ConfigError)
     assert "config.json" in str(result.exception)
     assert run(tmp_path, "--backend", "cuda").exit_code == 1
+
+
+def test_files_of_another_kind_are_named_by_option_and_what_is_wanted(tmp_path: Path) -> None:
+    """Before a tolerance is asked for, and without numpy's advice on pickles."""
+    known = FIXTURES / "glm-4.7-bf16"
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    (tmp_path / "text.npz").write_text("no archive")
+    wanted = "expected an .npz archive of arrays, as numpy.savez writes it"
+    for wrong in (known / "config.json", tmp_path / "array.npy", tmp_path / "text.npz"):
+        result = run(known, "--expected", str(wrong))
+        assert isinstance(result.exception, CheckpointError)
+        assert str(result.exception) == f"--expected: {wrong}: {wanted}"
+        with pytest.raises(CheckpointError, match=wanted):
+            Expected(wrong)
+    for flag in ("--checkpoint", "--target", "--ngram-table-model"):
+        for wrong, said in (
+            (known / "config.json", "not a folder: name that of a checkpoint"),
+            (tmp_path / "nope", "not a folder: name that of a checkpoint"),
+            (tmp_path, "no config.json in it: name the folder of a checkpoint"),
+        ):
+            result = run(known, flag, str(wrong))
+            assert isinstance(result.exception, ConfigError)
+            assert str(result.exception) == f"{flag}: {wrong}: {said}"
 
 
 def test_expected_values_that_are_not_there_are_named_first(tmp_path: Path) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from actors import launch
+from actors.planning import Elsewhere, plan_elsewhere
 from dgpp.bench.cut import cut_layers
 from dgpp.bench.table import aligned, share
 from dgpp.cli.bench import app
 from dgpp.cli.numbers import numbers, whole_numbers
+from dgpp.config.resolve import resolve
+from dgpp.config.site import SiteSettings
 from dgpp.engine import backends
 from dgpp.engine.backends import placed
-from dgpp.errors import ConfigError, DgppError, MemoryPlanError
+from dgpp.errors import CheckpointError, ConfigError, DgppError, MemoryPlanError
 from dgpp.models.deepseek_v41.config import parse
 from dgpp.models.deepseek_v41.engram_tables import primes
 from dgpp.models.dflash2.config import is_drafter
@@ -158,6 +162,24 @@ def test_numbers_and_tables() -> None:
     assert (share(0.755), share(None)) == ("75.5 %", "-")
 
 
+def test_a_config_under_another_name_is_named_by_it(tmp_path: Path) -> None:
+    """Whole, and cut to fewer layers; `dgpp plan` alike."""
+    odd = tmp_path / "odd.json"
+    odd.write_text('{"model_type": "glm4_moe"}')
+    options = ["--checkpoint", str(odd), "--load", "dummy", "--backend", "cpu"]
+    for extra in ([], ["--layers", "1"]):
+        error = run("decode", *options, *extra).exception
+        assert isinstance(error, CheckpointError)
+        assert str(error) == f"{odd}: Object missing required field `vocab_size`"
+    settings = resolve({"model": str(odd)}, "f", site=SiteSettings())
+    with pytest.raises(CheckpointError, match=f"^{re.escape(str(odd))}: Object missing"):
+        plan_elsewhere(settings, Elsewhere(), tmp_path)
+    odd.rename(tmp_path / "config.json")
+    own = resolve({"model": str(tmp_path / "config.json")}, "f", site=SiteSettings())
+    with pytest.raises(CheckpointError, match=r"^config\.json: Object missing"):
+        plan_elsewhere(own, Elsewhere(), tmp_path)
+
+
 DUMMY = ["--checkpoint", str(TINY), "--load", "dummy", "--backend", "cpu", "--runs", "1"]
 
 
@@ -236,15 +258,18 @@ def test_options_that_do_not_fit_into_memory_are_named(
             assert str(result.exception).endswith(f"{remedy} for each")
 
 
+MORE = "more ranks (world_size), or a smaller model"
+
+
 @pytest.mark.parametrize(
     ("layers", "short", "ends"),
     [
         (None, 1, "; --layers N with --load dummy measures the model's first N layers alone"),
         (3, 1, "; take --layers below 3"),
         # There are no fewer.
-        (1, 1, "no engine.kv_capacity fits"),
+        (1, 1, f"no engine.kv_capacity fits: take {MORE}"),
         # The weights have room, what goes with them has none: fewer layers are no remedy.
-        (3, 0, "no engine.kv_capacity fits"),
+        (3, 0, f"take less of engine.max_concurrency or engine.prefix_cache_gib, or {MORE}"),
     ],
 )
 @pytest.mark.parametrize("backend", ["auto", "cpu"])
