@@ -255,8 +255,11 @@ class Backend(Protocol):
     def cut(self, matrix: Matrix, first: int, rows: int) -> Matrix:
         """Rows first … first + rows − 1 of a matrix, where they lie."""
 
-    def dummy(self, form: Form, rows: int, columns: int, seed: int) -> Matrix:
-        """Seeded random weights [rows, columns], made where they lie."""
+    def dummy(
+        self, form: Form, rows: int, columns: int, seed: int, multiple: int = 1
+    ) -> Matrix:
+        """Seeded random weights [rows, columns], made where they lie, in place of parts whose rows
+        are multiples of `multiple`."""
 
     def rotary_table(self, angles: F32Array, scale: float = 1.0) -> Tensor:
         """Cosines and sines of angles float32 [positions, rotated / 2], times `scale`."""

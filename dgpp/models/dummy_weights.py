@@ -41,13 +41,14 @@ class DummyWeights(WeightSource):
     def matrix(self, item: str, linears: Sequence[Linear]) -> Matrix:
         held = self._forms.held(item, linears[0].format.form)
         taken = [linear.own(self.shard, held).taken for linear in linears]
-        rows, columns = sum(rows for rows, _ in taken), taken[0][1]
+        every, columns = [rows for rows, _ in taken], taken[0][1]
+        rows = sum(every)
         seed = next(self._seeds)
         if linears[0].split is not Split.NONE:
             seed += self.shard.rank << 24
         if held is Form.BF12:
             return self._backend.matrix(packed([dummy_part(Form.BF16, rows, columns, seed)]))
-        return self._backend.dummy(held, rows, columns, seed)
+        return self._backend.dummy(held, rows, columns, seed, math.gcd(*every))
 
     def _values(self, name: str, size: int) -> npt.NDArray[np.float32]:
         rng = np.random.default_rng(next(self._seeds))

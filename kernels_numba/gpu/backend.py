@@ -226,10 +226,12 @@ class CudaBackend:
     def cut(self, matrix: CudaMatrix, first: int, rows: int) -> CudaMatrix:
         return matrix.cut(first, rows)
 
-    def dummy(self, form: Form, rows: int, columns: int, seed: int) -> CudaMatrix:
+    def dummy(
+        self, form: Form, rows: int, columns: int, seed: int, multiple: int = 1
+    ) -> CudaMatrix:
         self._enter()
         self._project.make_room(columns)
-        return dummy_matrix(self._kernels, form, rows, columns, seed)
+        return dummy_matrix(self._kernels, form, rows, columns, seed, multiple)
 
     def rotary_table(self, angles: F32Array, scale: float = 1.0) -> CudaVector:
         self._enter()

@@ -18,9 +18,12 @@ E2M1_DEVIATION = 3.0 * 1.4
 """Of a random e2m1 code times such a scale, about."""
 
 
-def dummy_matrix(kernels: Kernels, form: Form, rows: int, columns: int, seed: int) -> CudaMatrix:
+def dummy_matrix(
+    kernels: Kernels, form: Form, rows: int, columns: int, seed: int, multiple: int = 1
+) -> CudaMatrix:
     """Values of deviation DUMMY_DEVIATION; the padding of K stays zero."""
-    matrix = CudaMatrix(form, rows, columns, FP8_GROUPS[0] if LAYOUTS[form].grid else 0)
+    group = FP8_GROUPS[0] if LAYOUTS[form].grid else 0
+    matrix = CudaMatrix(form, rows, columns, group, multiple=multiple)
     data, scale = matrix.data, matrix.scale
 
     def launch(name: str, array: Any, seed: int, *more: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -96,26 +97,31 @@ class CudaMatrix:
     """[N, K] in checkpoint form, K padded with zeros to whole chunks; zero until filled.
 
     `group`: values that share a scale, where kernels are made for one (FP8), else 0. FP8 scales lie
-    in lines of LINE_ROWS rows, whatever the checkpoint's blocks.
+    in lines of LINE_ROWS rows, whatever the checkpoint's blocks. `multiple`: of what the rows of
+    each part are multiples, where a part is one projection or a gate with its up.
     """
 
-    def __init__(self, form: Form, rows: int, columns: int, group: int = 0) -> None:
+    def __init__(
+        self, form: Form, rows: int, columns: int, group: int = 0, *, multiple: int = 1
+    ) -> None:
         if form not in CHUNK:
             raise ValueError(f"the CUDA backend does not read {form.name} matrices")
         if form is Form.NVFP4 and columns % 16:
             raise ValueError(f"NVFP4 rows hold whole groups of 16 values, not {columns}")
         self.form, self.rows, self.columns, self.group = form, rows, columns, group
         self.chunks = -(-columns // CHUNK[form])
-        self._allocate(rows, self.chunks * CHUNK[form])
+        self._allocate(rows, self.chunks * CHUNK[form], multiple)
         self.weights = self._addresses()
 
-    def _allocate(self, rows: int, depth: int) -> None:
+    def _allocate(self, rows: int, depth: int, multiple: int) -> None:
         cupy = load_cupy()
         layout = LAYOUTS[self.form]
         scaled = layout.scale is not Scale.NONE
         lines = -(-rows // LINE_ROWS)
-        # Kernels read whole lines: there are rows behind the last one.
-        held = lines * LINE_ROWS
+        # Kernels read gate rows, up rows and each expert's by whole bands of LINE_ROWS: where one of
+        # these may end inside a band, so many rows more can be read. Always to have them would take
+        # 2 MiB, what a driver gives at least, of every matrix that fills its memory.
+        held = rows if multiple % (2 * LINE_ROWS) == 0 else rows + LINE_ROWS - 1
         kind = cupy.uint16 if self.form is Form.BF16 else cupy.uint8
         self.data = cupy.zeros((held, layout.code_bytes(depth) // kind().itemsize), kind)[:rows]
         groups = depth // (self.group or layout.group) if scaled else 0
@@ -139,7 +145,8 @@ class CudaMatrix:
         group = 0
         if LAYOUTS[form].grid:
             group = max(g for g in FP8_GROUPS if all(part.block[1] % g == 0 for part in parts))
-        matrix = cls(form, sum(part.rows for part in parts), columns, group)
+        every = [part.rows for part in parts]
+        matrix = cls(form, sum(every), columns, group, multiple=math.gcd(*every))
         first = 0
         for part in parts:
             matrix._take(part, first)
