@@ -117,18 +117,18 @@ class CudaMatrix:
         cupy = load_cupy()
         layout = LAYOUTS[self.form]
         scaled = layout.scale is not Scale.NONE
-        lines = -(-rows // LINE_ROWS)
         # Kernels read gate rows, up rows and each expert's by whole bands of LINE_ROWS: where one of
         # these may end inside a band, so many rows more can be read. Always to have them would take
         # 2 MiB, what a driver gives at least, of every matrix that fills its memory.
         held = rows if multiple % (2 * LINE_ROWS) == 0 else rows + LINE_ROWS - 1
+        lines = -(-held // LINE_ROWS)
         kind = cupy.uint16 if self.form is Form.BF16 else cupy.uint8
         self.data = cupy.zeros((held, layout.code_bytes(depth) // kind().itemsize), kind)[:rows]
         groups = depth // (self.group or layout.group) if scaled else 0
         scale = cupy.zeros(
             ((lines if layout.grid else held) if scaled else 0, groups), layout.scale.dtype
         )
-        self.scale = scale[: lines if layout.grid else rows]
+        self.scale = scale[: -(-rows // LINE_ROWS) if layout.grid else rows]
         self.factors = cupy.zeros((rows if layout.factor else 0,), cupy.float32)
 
     def _addresses(self) -> tuple[int, int, int, int, int]:

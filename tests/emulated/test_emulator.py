@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from emulator.cupy_host import Stream, zeros
@@ -104,6 +110,32 @@ def test_an_instruction_that_is_not_known_is_named(monkeypatch) -> None:
         library(unit(monkeypatch, body))
     with pytest.raises(UnknownSyntaxError, match="not one plain instruction"):
         translate('asm("{ .reg .pred p; setp.eq.u32 p, 0, 0; }");')
+
+
+TOUCH = """
+import sys
+import numpy as np
+from emulator.cupy_host import zeros
+from emulator.kernels import EmulatedKernels
+from kernels_numba.gpu import source
+
+source.source = lambda _: sys.argv[1]
+held = zeros(8, np.int32)
+arguments = (int(held.data.ptr), int(sys.argv[2]))
+EmulatedKernels().launch(source.Unit("probe"), "probe", (1,), 32, arguments)
+"""
+
+
+@pytest.mark.parametrize("access", ["held[0] = held[at] + 1", "held[at] = 1"])
+def test_a_kernel_that_touches_what_lies_before_or_behind_an_array_ends_its_process(access) -> None:
+    body = f"if (threadIdx.x == 0) {access};"
+    text = f'extern "C" __global__ void probe(int* held, long long at) {{ {body} }}'
+    # Eight words end their page.
+    before = 8 - mmap.PAGESIZE // 4 - 1
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for at, status in ((7, 0), (8, -signal.SIGSEGV), (before, -signal.SIGSEGV)):
+        command = [sys.executable, "-c", TOUCH, text, str(at)]
+        assert subprocess.run(command, env=environment, check=False).returncode == status, at
 
 
 def test_operands_keep_their_order() -> None:

@@ -116,6 +116,48 @@ def test_gated_is_silu_gate_times_up(backend, form, count, n) -> None:
     close(backend, backend.read(out, count), g / (1 + np.exp(-g)) * u)
 
 
+# More bands than an emulated device has blocks: then whole bands are read.
+ODD = range(129, 136)
+
+
+@pytest.mark.parametrize("n", ODD)
+def test_rows_that_end_inside_a_band(backend, form, n) -> None:
+    k = 512
+    part, values = random_part(form, n, k, n)
+    x, matrix = random_rows(k, 1), backend.matrix([part])
+    source = tensor_of(backend, x)
+    for count in (3, 12, 40, CAPACITY):
+        out = backend.tensor(n, wide=True)
+        backend.linear(rows_of(backend, count), source, matrix, out)
+        got = backend.read(out, count)
+        close(backend, got, x[:count].astype(np.float64) @ values.T, EXACT)
+
+
+@pytest.mark.parametrize("n", ODD)
+def test_gate_rows_that_end_inside_a_band(backend, form, n) -> None:
+    """The up rows' last band ends behind the matrix."""
+    if backend.name == "cuda" and form is Form.FP8_BLOCK:
+        pytest.skip("the CUDA backend's FP8 parts have whole bands")
+    k = 512
+    gate, gate_values = random_part(form, n, k, n)
+    up, up_values = random_part(form, n, k, n + 1)
+    x, matrix = random_rows(k, 1), backend.matrix([gate, up])
+    source = tensor_of(backend, x)
+    for count in (3, 12, 40, CAPACITY):
+        out = backend.tensor(n)
+        backend.gated(rows_of(backend, count), source, matrix, out)
+        g, u = (x[:count].astype(np.float64) @ side.T for side in (gate_values, up_values))
+        close(backend, backend.read(out, count), g / (1 + np.exp(-g)) * u)
+
+
+@pytest.mark.parametrize("n", [*ODD, 136])
+def test_random_gate_rows_end_where_they_end(backend, n) -> None:
+    for form in (Form.BF16, Form.NVFP4, Form.FP8_BLOCK):
+        matrix, out = backend.dummy(form, 2 * n, 256, 1), backend.tensor(n)
+        backend.gated(rows_of(backend, 3), tensor_of(backend, random_rows(256, 1)), matrix, out)
+        assert np.isfinite(backend.read(out, 3)).all()
+
+
 def test_a_limit_bounds_gate_and_up(backend) -> None:
     if backend.name == "cuda":
         pytest.skip("the CUDA backend has no limit yet")

@@ -99,6 +99,35 @@ def test_one_row_with_one_expert_of_many_weights(backend, form) -> None:
     close(backend, backend.read(out, 1)[0], expected)
 
 
+@pytest.mark.parametrize("odd", range(1, 8))
+@pytest.mark.parametrize("count", [1, 8, 40, CAPACITY])
+def test_experts_of_odd_sizes(backend, odd, count) -> None:
+    """An expert's last bands end inside the next expert's, and behind the matrix."""
+    number, hidden, inner = 3, 96 + odd, 72 + odd
+    sides = [random_part(Form.BF16, inner, hidden, 10 + i) for i in range(2 * number)]
+    downs = [random_part(Form.BF16, hidden, inner, 50 + i) for i in range(number)]
+    gate, gate_values = random_part(Form.BF16, number, hidden, 1)
+    bias = backend.vector(np.zeros(number, np.float32))
+    routing = Routing(backend.matrix([gate]), bias, number, number, normalise=True, scale=1.0)
+    experts = Experts(
+        backend.matrix([part for part, _ in sides]),
+        backend.matrix([part for part, _ in downs]),
+        inner,
+    )
+    x = bf16_rows(np.random.default_rng(4), CAPACITY, hidden)
+    source, rows, routes = tensor_of(backend, x), rows_of(backend, count), backend.routes(number)
+    out = backend.tensor(hidden, wide=True)
+    backend.route(rows, source, routing, routes)
+    backend.moe(rows, source, experts, routes, None, out)
+    given = x[:count].astype(np.float64)
+    score = 1 / (1 + np.exp(-(given @ gate_values.T)))
+    total = np.zeros((count, hidden))
+    for e, weight in enumerate((score / score.sum(1, keepdims=True)).T):
+        g, u = (given @ sides[2 * e + i][1].T for i in range(2))
+        total += weight[:, None] * ((g / (1 + np.exp(-g)) * u) @ downs[e][1].T)
+    close(backend, backend.read(out, count), total)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("inner", [INNER, 2 * INNER])
 @pytest.mark.parametrize("count", [1, 8, 9])

@@ -130,8 +130,9 @@ def test_experts_without_room_are_named(small) -> None:
 def test_kernels_may_read_whole_bands(backend, form) -> None:
     if backend.name != "cuda":
         pytest.skip("bands are a GPU's")
-    held = backend.dummy(form, 21, 256, 1)
-    assert held.data.shape[0] == 21
-    assert held.data.base.shape[0] == 24
-    if form is Form.NVFP4:
-        assert held.scale.base.shape[0] == 24
+    for rows, multiple, room in ((42, 21, 7), (48, 24, 7), (64, 32, 0), (64, 1, 7)):
+        held = backend.dummy(form, rows, 256, 1, multiple)
+        assert held.data.shape[0] == rows
+        assert held.data.base.shape[0] == rows + room
+        if form is Form.NVFP4:
+            assert held.scale.base.shape[0] == rows + room
