@@ -1,5 +1,5 @@
-// Types, bf16 conversions and the one matrix instruction that every kernel shares. No headers, so
-// that the runtime compiler needs nothing beside itself. Included by every .cu.
+// Types, bf16 conversions and the matrix instruction of all kernels but Hopper's own (hopper.cuh). No
+// headers, so that the runtime compiler needs nothing beside itself. Included by every .cu.
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void mma(
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// CuPy compiles with -ftz=true: a float32 subnormal reads as zero, so codes are not decoded by way
+// Compiled with -ftz=true (build.py): a float32 subnormal reads as zero, so codes are not decoded by way
 // of one: those without an exponent are whole numbers of 2^-9 (e4m3) and of 0.5 (e2m1).
 __device__ __forceinline__ float e4m3_float(u32 code) {
     const u32 exponent = code >> 3 & 15u, mantissa = code & 7u;

@@ -173,7 +173,7 @@ def _broad(form: Form, strips: int, size: int, processors: int) -> int:
 
 def even_split(bands: int, strip_bands: int, most: int, blocks: int) -> tuple[int, EvenSplit]:
     """In how many turns to deal a matrix of `bands`, `strip_bands` of them a strip, to `blocks`, at
-    most `most` strips to each in a turn, and how: all blocks have the same bands, up to one."""
+    most `most` strips to each in a turn, and how: no block has more than one band above another."""
     whole, rest = divmod(bands, strip_bands * blocks)
     turns = max(1, -(-whole // most))
     if whole // turns + (rest > 0) > most:

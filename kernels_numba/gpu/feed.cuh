@@ -4,7 +4,6 @@
 
 // 16-byte units of a row's chunk that one lane reads.
 constexpr int UNITS = CHUNK_BYTES / 64;
-constexpr int BAND = 8;
 
 // Weights pass through the second cache once, and x, which all blocks read, should stay there: they are
 // given up first. Of a line of 128 bytes all must be asked for by then, and NVFP4's chunks are half ones.
@@ -14,7 +13,7 @@ constexpr bool ONE_READ = CHUNK_BYTES % 128 == 0;
 #if FORMAT == 1
 struct ChunkScales {};
 #elif FORMAT == 2
-typedef u32 ChunkScales;  // of which two bytes are used
+typedef u32 ChunkScales;  // two bytes: a lane's 32 values of a chunk are two groups of 16
 #elif FORMAT == 3
 struct __align__(SCALE_BYTES) ChunkScales {
     float value[CHUNK / GROUP];
@@ -30,9 +29,10 @@ struct Slot {
 template <bool GATED>
 constexpr int STRIP = GATED ? BAND : 2 * BAND;
 
-// Half a strip has code of its own for FP8, which waits for arithmetic as for bytes; bf16 waits for
-// bytes alone. NVFP4 gains nothing by it, and what is left of a matrix is dealt in whole strips.
+// Half a strip has code of its own, which multiplies one band alone: FP8 waits for arithmetic as for
+// bytes, bf16 for bytes alone, and NVFP4 gains nothing by it.
 constexpr bool HALVES = FORMAT == 3;
+// What is left of a matrix is dealt in strips, not in bands.
 constexpr bool WHOLE_STRIPS = FORMAT == 2;
 
 // An item's weight rows `first` ... `behind` - 1; none where `behind` is not above `first`. Of its
@@ -139,7 +139,8 @@ struct Lines {
         lone = span.lone;
     }
 
-    // Whether there is such a band. Its last rows may lie behind the matrix, where there is room.
+    // Whether there is such a band. All its rows are read, those behind `n` too: of the next gate, up
+    // or expert, and behind the last one's as far as CudaMatrix holds rows for it (memory.py).
     __device__ __forceinline__ bool has(int strip, int half) const {
         const bool taken = strip == 0 && half == 0 && lone;
         return !taken && (GATED ? strip : 2 * strip + half) < own;

@@ -34,7 +34,7 @@ constexpr int STAGES_OF = RING / WARPS / static_cast<int>(sizeof(Slot<STRIPS>));
 
 template <int TOKENS, int STRIPS, bool GATED>
 struct Work {
-    static constexpr int EACH = GATED ? 8 : 16;
+    static constexpr int EACH = GATED ? BAND : 2 * BAND;
     Matrix fixed, experts;
     int n, groups;
     const u16* x;
@@ -79,8 +79,9 @@ struct Work {
 };
 
 // A warp's weights: chunks are asked for ahead of those that it multiplies.
-template <int STRIPS, int STAGES, class WORK>
+template <int STRIPS, class WORK>
 struct ChunkStream {
+    static constexpr int STAGES = STAGES_OF<STRIPS>;
     const WORK& work;
     Slot<STRIPS>* slots;
     int begin, end, chunk, slot;
@@ -97,8 +98,8 @@ struct ChunkStream {
         for (int m = 0; m < STRIPS; ++m) {
             const int n = work.first_weight_row(cursor) + m * WORK::EACH + threadIdx.x % 32 / 4;
             weight_rows[m][0] = base + min(n, work.n - 1);
-            weight_rows[m][1] = WORK::EACH == 8 ? weight_rows[m][0] + work.n
-                                                : base + min(n + 8, work.n - 1);
+            weight_rows[m][1] = WORK::EACH == BAND ? weight_rows[m][0] + work.n
+                                                   : base + min(n + BAND, work.n - 1);
         }
     }
 
@@ -320,7 +321,8 @@ __device__ __forceinline__ void multiply(
 #else
 #pragma unroll
     for (int piece = 0; piece < CHUNK / GROUP; ++piece) {
-        // Of a chunk's four groups each unit holds two, and of a quad two lanes either.
+        // Where GROUP is 32, a quad's units hold two groups: lanes 0 and 1 the first, 2 and 3 the
+        // second. The mask leaves the piece's own.
         constexpr bool WHOLE = GROUP == CHUNK;
         const u32 mask = WHOLE || threadIdx.x % 4 / 2 == piece % 2 ? ~0u : 0u;
         const int first = WHOLE ? 0 : piece / 2 * 2;
@@ -357,7 +359,7 @@ __device__ __forceinline__ void finish(
     const float* flat = reinterpret_cast<const float*>(shared);
     output.factors = item.fixed() ? work.fixed.factors : work.experts.factors;
     const u32 base = work.expert_base(item);
-    // A thread has two of a strip's sums, of weight rows eight apart.
+    // A thread has two of a strip's sums, of weight rows a band apart.
     for (int index = threadIdx.x; index < STRIP_SUMS / 2 * PARTS; index += 32 * WARPS) {
         const int column = index % 8, row = index / 8 % 8, part = index / 64;
         const int i = part % TOKENS, m = part / TOKENS;
@@ -375,19 +377,20 @@ __device__ __forceinline__ void finish(
             if (n < work.n) output.gated(to, n, base + n, base + n + work.n, first, second);
         } else {
             if (n < work.n) output.plain(to, n, base + n, first);
-            if (n + 8 < work.n) output.plain(to, n + 8, base + n + 8, second);
+            if (n + BAND < work.n) output.plain(to, n + BAND, base + n + BAND, second);
         }
     }
 }
 
-template <int TOKENS, int STRIPS, int STAGES, bool GATED>
+template <int TOKENS, int STRIPS, bool GATED>
 __device__ __forceinline__ void linear(
     const Work<TOKENS, STRIPS, GATED>& work, int chunks, const Output& output) {
+    constexpr int STAGES = STAGES_OF<STRIPS>;
     extern __shared__ __align__(16) u8 memory[];
     float4* shared = reinterpret_cast<float4*>(memory);
     const int warp = threadIdx.x / 32;
     const int begin = run_begin(warp, chunks), end = run_begin(warp + 1, chunks);
-    ChunkStream<STRIPS, STAGES, Work<TOKENS, STRIPS, GATED>> weights(
+    ChunkStream<STRIPS, Work<TOKENS, STRIPS, GATED>> weights(
         work, shared + WARPS * STRIPS * TOKENS * 32, begin, end);
     let_next_start();
     int asked = 0;
@@ -428,31 +431,31 @@ __device__ __forceinline__ void linear(
 
 // Blocks whose registers a processor must have room for: three with the sums of eight rows of x, one
 // with those of 64.
-#define LINEAR(NAME, TOKENS, STRIPS, STAGES, GATED)                                               \
+#define LINEAR(NAME, TOKENS, STRIPS, GATED)                                                       \
     STREAMING(NAME, (TOKENS) == 1 ? 3 : (TOKENS) == 8 ? 1 : 2) {                                  \
         const Work<TOKENS, STRIPS, GATED> work{STREAMED, tiles, used, gather};                    \
         const Output output{out, out_stride, out_wide, nullptr, bias, add};                       \
-        linear<TOKENS, STRIPS, STAGES, GATED>(work, static_cast<int>(chunks), output);            \
+        linear<TOKENS, STRIPS, GATED>(work, static_cast<int>(chunks), output);                    \
     }
 
 // By rows of x and strips; the order of a sum is the same in all. Sums of many rows leave small shared
 // memory no room for a second strip.
-LINEAR(linear_8_1, 1, 1, STAGES_OF<1>, false)
-LINEAR(linear_16_1, 2, 1, STAGES_OF<1>, false)
-LINEAR(gated_8_1, 1, 1, STAGES_OF<1>, true)
-LINEAR(gated_16_1, 2, 1, STAGES_OF<1>, true)
+LINEAR(linear_8_1, 1, 1, false)
+LINEAR(linear_16_1, 2, 1, false)
+LINEAR(gated_8_1, 1, 1, true)
+LINEAR(gated_16_1, 2, 1, true)
 #if MOST == 1
-LINEAR(linear_32_1, 4, 1, STAGES_OF<1>, false)
-LINEAR(linear_64_1, 8, 1, STAGES_OF<1>, false)
-LINEAR(gated_32_1, 4, 1, STAGES_OF<1>, true)
-LINEAR(gated_64_1, 8, 1, STAGES_OF<1>, true)
+LINEAR(linear_32_1, 4, 1, false)
+LINEAR(linear_64_1, 8, 1, false)
+LINEAR(gated_32_1, 4, 1, true)
+LINEAR(gated_64_1, 8, 1, true)
 #else
-LINEAR(linear_8_2, 1, 2, STAGES_OF<2>, false)
-LINEAR(linear_16_2, 2, 2, STAGES_OF<2>, false)
-LINEAR(linear_32_2, 4, 2, STAGES_OF<2>, false)
-LINEAR(linear_64_2, 8, 2, STAGES_OF<2>, false)
-LINEAR(gated_8_2, 1, 2, STAGES_OF<2>, true)
-LINEAR(gated_16_2, 2, 2, STAGES_OF<2>, true)
-LINEAR(gated_32_2, 4, 2, STAGES_OF<2>, true)
-LINEAR(gated_64_2, 8, 2, STAGES_OF<2>, true)
+LINEAR(linear_8_2, 1, 2, false)
+LINEAR(linear_16_2, 2, 2, false)
+LINEAR(linear_32_2, 4, 2, false)
+LINEAR(linear_64_2, 8, 2, false)
+LINEAR(gated_8_2, 1, 2, true)
+LINEAR(gated_16_2, 2, 2, true)
+LINEAR(gated_32_2, 4, 2, true)
+LINEAR(gated_64_2, 8, 2, true)
 #endif

@@ -3,12 +3,13 @@
 // Launched by project.py, dealt by dealing.py. Structs named as linear.cu's have the same part here.
 // The same on the CPU: cpu/linear.py, cpu/dot.py. Oracle: tests/unit/kernels/test_linear.py.
 //
-// A block's warps split K and merge in warp order. Each lane copies the bytes that it will multiply
-// itself into its own places of shared memory, some chunks ahead and across items, so that nothing in
-// the loop waits for another warp. Rows of x stay in registers while an item's strips meet them.
+// A block's warps split K and merge in warp order. Each lane copies the weights that it will multiply
+// itself into its own places of shared memory, some chunks ahead and across items; FP8's scales, which
+// a band has in common, one lane copies for its warp. So nothing in the loop waits for another warp.
+// Rows of x stay in registers while an item's strips meet them.
 //
 // The grid is what fits the device; a block's items follow one another. Of a matrix alone all blocks
-// have the same to do, up to a strip or a band: the last one to end decides when the next kernel
+// have the same to do, up to a band (NVFP4: a strip): the last one to end decides when the next kernel
 // begins. Of tiles (ALONE is 0) items are dealt one by one. Blocks ask for their first weights before
 // the kernels in front of them have ended, unless those say which weights.
 #include "common.cuh"
@@ -19,10 +20,9 @@
 // Strips of which a warp multiplies one beside the other.
 constexpr int SIDE_BY_SIDE = FORMAT == 1 ? 2 : 1;
 
-// Whether rows of x go on behind the first strip's weights, which are asked for that much sooner: FP8
-// gains 1 % by it, the other forms lose 2.
+// Whether a warp asks for the weights that follow in the first strip's place before it waits for the
+// chunk's x, not behind that: FP8 gains 1 % by it, the other forms lose 2.
 constexpr bool LATE_INPUT = FORMAT == 3;
-static_assert(!LATE_INPUT || FORMAT != 1, "bf16 leaves out strips that are not there");
 
 // A lane's part of a strip's chunk, out of its own places.
 struct StripFragment {
@@ -118,7 +118,8 @@ __device__ __forceinline__ void multiply(
 #else
 #pragma unroll
     for (int piece = 0; piece < CHUNK / GROUP; ++piece) {
-        // Of a chunk's four groups each unit holds two, and of a quad two lanes either.
+        // Where GROUP is 32, a quad's units hold two groups: lanes 0 and 1 the first, 2 and 3 the
+        // second. The mask leaves the piece's own.
         constexpr bool ONE = GROUP == CHUNK;
         const u32 mask = ONE || threadIdx.x % 4 / 2 == piece % 2 ? ~0u : 0u;
         const int begin = ONE ? 0 : piece / 2 * 2;

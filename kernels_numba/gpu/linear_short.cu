@@ -11,7 +11,6 @@
 #include "weights.cuh"
 #include "streamed.cuh"
 
-constexpr int BAND = 8;
 // 16-byte units of a chunk of a row.
 constexpr int UNITS = CHUNK_BYTES / 16;
 // Units between two rows of x, so that eight lanes which read two of them meet no bank twice.

@@ -35,7 +35,7 @@ class Unit:
         return source(self.name)
 
     def options(self) -> tuple[str, ...]:
-        """NVRTC's options beside the architecture and CuPy's own. No fast math: bits are
+        """NVRTC's options beside the architecture and build.py's -ftz. No fast math: bits are
         promised."""
         return ("-std=c++17", *self.flags, *(f"-D{name}={value}" for name, value in self.defines))
 

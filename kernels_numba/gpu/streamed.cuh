@@ -10,6 +10,7 @@
 //   group  the number of an item in its tile, one of `groups`.
 // Items are dealt to blocks, whose warps cut K into runs of chunks (weights.cuh).
 
+constexpr int BAND = 8;
 // Sums of a strip with eight rows of x: four in each lane, as `mma` lays them.
 constexpr int STRIP_SUMS = 128;
 
@@ -30,8 +31,8 @@ struct Item {
 };
 
 // How a matrix alone is dealt (linear_few.cu): in each turn every block takes `each` strips, in the
-// first `more` turns one more. What is left, `rest` bands (NVFP4: strips), goes to the last turn: all
-// blocks have as much, up to one.
+// first `more` turns one more. What is left, `rest` bands (NVFP4: strips), goes to the last turn: no
+// block has more than one band (NVFP4: one strip) above another.
 struct EvenSplit {
     u32 each, more, rest;
 };

@@ -15,7 +15,7 @@ nvrtc = pytest.importorskip(
 )
 # The "a" targets catch instructions that the plain ones would leave to the driver.
 ARCHITECTURES = ("sm_90a", "sm_121a")
-AS_CUPY = "-ftz=true"
+AS_BUILT = "-ftz=true"
 MOST_SPILLED = 32
 """Bytes; a few loop counters, never sums."""
 
@@ -83,7 +83,7 @@ REST = [
 )
 def test_compiles_without_a_word(unit: Unit, architecture: str) -> None:
     good, log, code = compiled(
-        unit, f"--gpu-architecture={architecture}", AS_CUPY, "-diag-suppress=177"
+        unit, f"--gpu-architecture={architecture}", AS_BUILT, "-diag-suppress=177"
     )
     assert good, log
     assert code > 1000
@@ -93,7 +93,7 @@ def test_compiles_without_a_word(unit: Unit, architecture: str) -> None:
 @pytest.mark.parametrize("unit", [u for u in all_units() if u.architecture], ids=str)
 def test_an_architecture_s_own_kernels_compile_and_keep_their_sums_in_registers(unit: Unit) -> None:
     assert unit.architecture in ARCHITECTURES
-    options = (f"--gpu-architecture={unit.architecture}", AS_CUPY, "--ptxas-options=-v")
+    options = (f"--gpu-architecture={unit.architecture}", AS_BUILT, "--ptxas-options=-v")
     good, log, code = compiled(unit, *options, "-diag-suppress=177")
     assert good, log
     assert code > 1000
@@ -107,7 +107,7 @@ def test_an_architecture_s_own_kernels_compile_and_keep_their_sums_in_registers(
 
 def test_the_pick_finds_the_shared_memory_of_a_block_on_every_gpu() -> None:
     """GB10, the least of them, has 99 KiB."""
-    _, log, _ = compiled(PICK, "--gpu-architecture=sm_121a", AS_CUPY, "--ptxas-options=-v")
+    _, log, _ = compiled(PICK, "--gpu-architecture=sm_121a", AS_BUILT, "--ptxas-options=-v")
     used = re.search(r"Compiling entry function 'finish_rows'.*?(\d+) bytes smem", log, re.DOTALL)
     assert used, log
     assert int(used[1]) + KEY_BYTES <= 99 << 10
@@ -115,7 +115,7 @@ def test_the_pick_finds_the_shared_memory_of_a_block_on_every_gpu() -> None:
 
 def test_the_draw_fuses_and_flushes_nothing() -> None:
     made, program = nvrtc.nvrtcCreateProgram(STEP.text.encode(), b"step.cu", 0, [], [])
-    flags = [*STEP.options(), AS_CUPY, "--gpu-architecture=compute_90"]
+    flags = [*STEP.options(), AS_BUILT, "--gpu-architecture=compute_90"]
     encoded = [flag.encode() for flag in flags]
     assert nvrtc.nvrtcCompileProgram(program, len(flags), encoded)[0] == made
     text = b" " * nvrtc.nvrtcGetPTXSize(program)[1]
@@ -142,7 +142,7 @@ def test_each_source_and_each_form_meets_each_architecture() -> None:
 
 def test_an_error_is_found() -> None:
     bad = Unit("linear", (("FORMAT", 9),))
-    good, log, _ = compiled(bad, "--gpu-architecture=sm_90a", AS_CUPY)
+    good, log, _ = compiled(bad, "--gpu-architecture=sm_90a", AS_BUILT)
     assert not good
     assert "FORMAT is 1 (bf16), 2 (nvfp4) or 3 (fp8 blocks)" in log
 
