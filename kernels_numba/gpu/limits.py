@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kernels_numba.gpu.device import MOST_SHARED, Device
 from kernels_numba.gpu.experts import MOST_TOP, most_experts
-from kernels_numba.gpu.memory import CHUNK
+from kernels_numba.gpu.memory import CHUNK, LINE_ROWS
 from kernels_numba.gpu.picker import MOST_IDS
 from kernels_numba.gpu.plane import HEAD_MULTIPLE, most_head
 from kernels_numba.gpu.project import BLOCK_ROWS, MOST_BYTES
@@ -22,7 +22,8 @@ class KernelLimits(NamedTuple):
     """The most `experts` to choose from, `top` of them for a token, values of a `head`, `ids` of a
     rank's slice of the vocabulary, and `rows` and `matrix_bytes` (None: any number) of one dense
     matrix or one expert's. Values of a head are multiples of `head_step`, those of rows that ranks
-    sum of `sum_step`."""
+    sum of `sum_step`; rows of FP8 that others follow in one matrix, each expert's too, of
+    `fp8_step`."""
 
     experts: int
     top: int
@@ -32,6 +33,7 @@ class KernelLimits(NamedTuple):
     sum_step: int
     rows: int
     matrix_bytes: int | None
+    fp8_step: int
 
     def holds(self, form: Form, rows: int, columns: int) -> bool:
         """Whether the kernels multiply a matrix of these sizes by many rows at once."""
@@ -53,4 +55,5 @@ def limits_of(device: Device | None) -> KernelLimits:
         rows=GRID * BLOCK_ROWS,
         # Hopper's own kernel of many rows counts in boxes.
         matrix_bytes=None if device is None or device.architecture == HOPPER else MOST_BYTES,
+        fp8_step=LINE_ROWS,
     )

@@ -8,6 +8,7 @@ from dgpp.models.glm.shapes import shared_width
 from dgpp.models.glm4_moe.config import Glm4MoeConfig
 from dgpp.models.glm4_moe.layer import attention_shape
 from kernels_numba.gpu.limits import KernelLimits
+from kernels_numba.weights import Form
 
 
 def beyond(config: Glm4MoeConfig, world: int, limits: KernelLimits) -> Iterator[str]:
@@ -23,11 +24,28 @@ def beyond(config: Glm4MoeConfig, world: int, limits: KernelLimits) -> Iterator[
     for field, step in steps.items():
         if getattr(config, field) % step:
             yield f"{field} in multiples of {step}, config.json has {getattr(config, field)}"
+    for field, (module, ranks) in _stacked(config, world, routed=routed).items():
+        step = limits.fp8_step * ranks
+        fp8 = config.format(module).form is Form.FP8_BLOCK
+        if fp8 and getattr(config, field) % step:
+            yield f"{field} in multiples of {step} in FP8, config.json has {getattr(config, field)}"
     for field, (module, rows, columns) in _matrices(config, routed=routed).items():
         own = -(-rows // world)
         if not limits.holds(config.format(module).form, own, columns):
             of = f"config.json's {field} {getattr(config, field)}"
             yield f"no matrix of {own} × {columns} values, which {of} makes"
+
+
+def _stacked(config: Glm4MoeConfig, world: int, *, routed: bool) -> dict[str, tuple[str, int]]:
+    """Rows of projections that others follow in one matrix, by the field that counts them, those of
+    heads aside: a module, and how many ranks share them out."""
+    last, found = f"model.layers.{config.num_hidden_layers - 1}", {}
+    if config.first_k_dense_replace:
+        found["intermediate_size"] = ("model.layers.0.mlp.gate_proj", world)
+    if routed:
+        found["moe_intermediate_size"] = (f"{last}.mlp.experts.0.gate_proj", world)
+        found["hidden_size"] = (f"{last}.mlp.experts.0.down_proj", 1)
+    return found
 
 
 def _matrices(config: Glm4MoeConfig, *, routed: bool) -> dict[str, tuple[str, int, int]]:

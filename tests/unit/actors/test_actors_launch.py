@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from actors import launch, planning
+from dgpp.checkpoint.formats import FP8_BLOCK
 from dgpp.config.resolve import resolve
 from dgpp.config.site import SiteSettings
 from dgpp.engine import backends
 from dgpp.engine.room import Room
 from dgpp.errors import CheckpointError, ConfigError
+from dgpp.models.glm4_moe.config import Glm4MoeConfig
 from dgpp.models.registry import FAMILIES
 from kernels_numba.gpu import probe
 from kernels_numba.gpu.device import Device
@@ -285,6 +287,26 @@ def test_ranks_share_out_what_a_device_does_not_hold():
     assert family.lacks(odd, 1, H200) == ()
     (said,) = family.lacks(odd, 2)
     assert said == "cuda takes hidden_size in multiples of 4, config.json has 62"
+
+
+def test_fp8_that_other_rows_follow_begins_a_line_of_scales(monkeypatch):
+    """Eight rows share a line: of gate and up, of each rank's experts, of what their down gives."""
+    monkeypatch.setattr(Glm4MoeConfig, "format", lambda *_: FP8_BLOCK)
+    family, config = FAMILIES["glm4_moe"], config_of("glm4_moe")
+    even = {"hidden_size": 64, "intermediate_size": 304, "moe_intermediate_size": 48}
+    assert family.lacks({**config, **even}, 2) == ()
+    for field, value, world, step in (
+        ("intermediate_size", 300, 1, 8),
+        ("intermediate_size", 296, 2, 16),
+        ("moe_intermediate_size", 36, 1, 8),
+        ("moe_intermediate_size", 40, 2, 16),
+        ("hidden_size", 68, 2, 8),
+    ):
+        (said,) = family.lacks({**config, **even, field: value}, world)
+        assert said == f"cuda takes {field} in multiples of {step} in FP8, config.json has {value}"
+    monkeypatch.undo()
+    odd = {**config, "intermediate_size": 300, "moe_intermediate_size": 36}
+    assert family.lacks(odd, 2) == ()
 
 
 def test_a_model_without_experts_is_not_asked_for_them():
