@@ -255,9 +255,7 @@ class Backend(Protocol):
     def cut(self, matrix: Matrix, first: int, rows: int) -> Matrix:
         """Rows first … first + rows − 1 of a matrix, where they lie."""
 
-    def dummy(
-        self, form: Form, rows: int, columns: int, seed: int, multiple: int = 1
-    ) -> Matrix:
+    def dummy(self, form: Form, rows: int, columns: int, seed: int, multiple: int = 1) -> Matrix:
         """Seeded random weights [rows, columns], made where they lie, in place of parts whose rows
         are multiples of `multiple`."""
 

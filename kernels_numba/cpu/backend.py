@@ -174,9 +174,7 @@ class CpuBackend(CpuExtended, CpuImages):
     def cut(self, matrix: CpuMatrix, first: int, rows: int) -> CpuMatrix:
         return matrix.cut(first, rows)
 
-    def dummy(
-        self, form: Form, rows: int, columns: int, seed: int, multiple: int = 1
-    ) -> CpuMatrix:
+    def dummy(self, form: Form, rows: int, columns: int, seed: int, multiple: int = 1) -> CpuMatrix:
         if form is not Form.BF16:
             return self.matrix([dummy_part(form, rows, columns, seed)])
         # In pieces: a model's experts are too large to be there twice.

@@ -117,9 +117,9 @@ class CudaMatrix:
         cupy = load_cupy()
         layout = LAYOUTS[self.form]
         scaled = layout.scale is not Scale.NONE
-        # Kernels read gate rows, up rows and each expert's by whole bands of LINE_ROWS: where one of
-        # these may end inside a band, so many rows more can be read. Always to have them would take
-        # 2 MiB, what a driver gives at least, of every matrix that fills its memory.
+        # Kernels read gate rows, up rows and each expert's by whole bands of LINE_ROWS: where these
+        # may end inside a band, the last one's ends behind the matrix. Room for it everywhere would
+        # make 2 MiB, in which drivers give memory, of a few rows.
         held = rows if multiple % (2 * LINE_ROWS) == 0 else rows + LINE_ROWS - 1
         lines = -(-held // LINE_ROWS)
         kind = cupy.uint16 if self.form is Form.BF16 else cupy.uint8
