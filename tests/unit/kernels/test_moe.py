@@ -122,7 +122,7 @@ def test_experts_of_odd_sizes(backend, odd, count) -> None:
     given = x[:count].astype(np.float64)
     score = 1 / (1 + np.exp(-(given @ gate_values.T)))
     total = np.zeros((count, hidden))
-    for e, weight in enumerate((score / score.sum(1, keepdims=True)).T):
+    for e, weight in enumerate((score / (score.sum(1, keepdims=True) + 1e-20)).T):
         g, u = (given @ sides[2 * e + i][1].T for i in range(2))
         total += weight[:, None] * ((g / (1 + np.exp(-g)) * u) @ downs[e][1].T)
     close(backend, backend.read(out, count), total)

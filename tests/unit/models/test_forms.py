@@ -22,7 +22,7 @@ from dgpp.models.encoding import fp8_cut
 from dgpp.models.forms import ModelForms
 from dgpp.models.plan import MemorySettings, plan_memory
 from dgpp.models.registry import family_of
-from dgpp.models.sources import LoadedWeights
+from dgpp.models.sources import Linear, LoadedWeights
 from kernels_numba.cpu.backend import CpuBackend
 from kernels_numba.weights import Form, Part, matrix_bytes
 
@@ -153,6 +153,19 @@ def test_random_weights_are_made_in_the_form_asked_for(forms: ModelForms) -> Non
         family.settle(config, forms), DummyWeights(CpuBackend(1, 1), forms=forms), drafts=False
     )
     assert model.head.form is forms.held("head", Form.BF16) is not Form.BF16
+
+
+@pytest.mark.parametrize(("rows", "multiple"), [((36, 36), 36), ((64, 16, 16), 16), ((30, 25), 5)])
+def test_random_weights_are_asked_for_with_what_parts_have_in_common(
+    rows: tuple[int, ...], multiple: int
+) -> None:
+    """A GPU holds room behind rows that end inside a band."""
+    asked: list[tuple[object, ...]] = []
+    backend = CpuBackend(1, 1)
+    backend.dummy = lambda *arguments: asked.append(arguments)
+    linears = [Linear(f"m.{i}", n, 64) for i, n in enumerate(rows)]
+    DummyWeights(backend, seed=3).matrix("item", linears)
+    assert asked == [(Form.BF16, sum(rows), 64, 3 << 32, multiple)]
 
 
 @pytest.mark.parametrize(
