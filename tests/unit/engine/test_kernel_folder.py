@@ -145,7 +145,8 @@ def test_every_command_names_it_before_weights_are_read(
     model.mkdir()
     # A model without readable weights.
     for file in (FIXTURES / "glm-4.7-bf16").iterdir():
-        (model / file.name).write_bytes(file.read_bytes() if file.suffix == ".json" else b"")
+        whole = file.suffix in (".json", ".npz")
+        (model / file.name).write_bytes(file.read_bytes() if whole else b"")
     config, expected = tmp_path / "config.json", model / "expected.npz"
     wanted = {"model": str(model), "world_size": 1, "engine": {"backend": "cuda"}}
     config.write_text(json.dumps(wanted))
