@@ -23,7 +23,7 @@ from dgpp.errors import ConfigError
 app = typer.Typer(add_completion=False)
 
 FOUND_BY = {"nodes": "DGPP_NODES"} | {
-    path: SITE_ONLY[path] for path in ("paths.log_dir", "paths.stage_dir")
+    path: SITE_ONLY[path] for path in ("ssh_user", "paths.log_dir", "paths.stage_dir")
 }
 """Where the other commands look for what was started, and the site's keys of that."""
 

@@ -80,6 +80,7 @@ def test_a_release_that_is_absent_is_named_with_what_installs_and_what_there_is(
         ("paths.log_dir", "/elsewhere", "DGPP_LOG_DIR"),
         ("paths.stage_dir", "/elsewhere", "DGPP_STAGE_DIR"),
         ("nodes", '["localhost"]', "DGPP_NODES"),
+        ("ssh_user", "someone", "DGPP_SSH_USER"),
     ],
 )
 def test_nothing_is_started_where_other_commands_would_not_look(call, tmp_path, path, value, key):
@@ -94,14 +95,21 @@ def test_nothing_is_started_where_other_commands_would_not_look(call, tmp_path, 
 
 def test_a_deployments_place_needs_the_keys_that_cannot_be_set_for_one_start():
     """Whatever a folder or a process of a deployment is found by is one of them."""
-    settings = resolve({"model": "m", "world_size": 1}, "f", site=parse_site({}, ""))
-    place = Deployment(Path("/c.json"), settings, Access()).place
+    site = parse_site({"DGPP_NODES": "a b"}, "")
+
+    def deployment(*overrides: Override) -> Deployment:
+        settings = resolve({"model": "m", "world_size": 2}, "f", site=site, overrides=overrides)
+        return Deployment(Path("/c.json"), settings, Access())
+
+    place = deployment().place
     for path in ("paths.log_dir", "paths.stage_dir"):
-        moved = Override(path, "/elsewhere", "--set")
-        other = resolve(
-            {"model": "m", "world_size": 1}, "f", site=parse_site({}, ""), overrides=[moved]
-        )
-        assert Deployment(Path("/c.json"), other, Access()).place != place
+        assert deployment(Override(path, "/elsewhere", "--set")).place != place
+        assert path in FOUND_BY
+    # A folder of a home is another one for another login.
+    for path, value in (("nodes", ["a", "c"]), ("ssh_user", "someone")):
+        first, other = deployment(), deployment(Override(path, value, "--set"))
+        targets = [of.nodes[1].target for of in (first, other)]
+        assert targets[0] == "b" != targets[1]
         assert path in FOUND_BY
     assert set(place.__struct_fields__) == {"log_dir", "stage_dir", "deployment"}
 
