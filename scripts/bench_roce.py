@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 from command_line import ended
 
-from dgpp.cli.numbers import numbers
+from dgpp.cli.numbers import number
 from dgpp.errors import ConfigError
 from dgpp.net.roce import chosen
 from dgpp.net.verbs import by_pyverbs
@@ -273,7 +273,7 @@ def main() -> None:
     devices = arguments[:2] or os.environ.get("DGPP_TEST_ROCE_DEVICES", "").split()
     if len(devices) != 2:
         raise ConfigError("expected DEVICE DEVICE [GID]; `dgpp discover-roce` names devices")
-    gid = -1 if len(arguments) < 3 else numbers("GID", arguments[2], 0, 65535)[0]
+    gid = -1 if len(arguments) < 3 else number("GID", arguments[2], 0, 65535)
     pong, writes = bare(devices, gid)
     crossing = both_ways(devices, gid)
     small, large = bus(devices, gid)

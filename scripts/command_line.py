@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from dgpp.cli.numbers import MOST, whole_numbers
+from dgpp.cli.numbers import MOST, number, whole_numbers
 from dgpp.errors import ConfigError, DgppError
 from kernels_numba.gpu.errors import CudaError
 
@@ -27,18 +27,11 @@ class Options(argparse.ArgumentParser):
 
     def add_number(self, flag: str, default: int, most: int = MOST) -> None:
         """An option of one whole number in 1..most."""
-        self.add_argument(flag, default=default, type=partial(_number, flag, most))
+        self.add_argument(flag, default=default, type=partial(number, flag, least=1, most=most))
 
     def add_names(self, flag: str, default: str, known: Sequence[str]) -> None:
         """An option of names out of `known`, separated by commas."""
         self.add_argument(flag, default=default, type=partial(_names, flag, known))
-
-
-def _number(flag: str, most: int, text: str) -> int:
-    found = whole_numbers(flag, text, most)
-    if len(found) > 1:
-        raise ConfigError(f"{flag}: expected one number, got {text[:24]!r}")
-    return found[0]
 
 
 def _names(flag: str, known: Sequence[str], text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Options that take several numbers."""
+"""Options that take whole numbers, one or several."""
 
 from __future__ import annotations
 
@@ -13,15 +13,26 @@ MOST = 10**9 - 1
 def numbers(flag: str, text: str, least: int, most: int) -> tuple[int, ...]:
     """ "8,1,16" as numbers, spaces beside the commas passed over. Raises ConfigError naming the
     flag, the range and the part that is no number of it."""
-    digits = len(str(most))
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
-        # Python does not read numbers of thousands of digits.
-        known = part.isascii() and part.isdigit() and len(part) <= digits
-        if not known or not least <= int(part) <= most:
+        if not _within(part, least, most):
             said = f"expected integers in {least}..{most} separated by commas"
             raise ConfigError(f"{flag}: {said}, got {part[:24]!r}")
     return tuple(map(int, parts))
+
+
+def number(flag: str, text: str, least: int, most: int) -> int:
+    """`text` as a number. Raises ConfigError naming the flag and the range."""
+    if not _within(text, least, most):
+        said = f"expected an integer in {least}..{most}"
+        raise ConfigError(f"{flag}: {said}, got {text[:24]!r}")
+    return int(text)
+
+
+def _within(text: str, least: int, most: int) -> bool:
+    # Python does not read numbers of thousands of digits.
+    known = text.isascii() and text.isdigit() and len(text) <= len(str(most))
+    return known and least <= int(text) <= most
 
 
 def whole_numbers(flag: str, text: str, most: int = MOST) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from actors.planning import Elsewhere, plan_elsewhere
 from dgpp.bench.cut import cut_layers
 from dgpp.bench.table import aligned, share
 from dgpp.cli.bench import app
-from dgpp.cli.numbers import numbers, whole_numbers
+from dgpp.cli.numbers import number, numbers, whole_numbers
 from dgpp.config.resolve import resolve
 from dgpp.config.site import SiteSettings
 from dgpp.engine import backends
@@ -153,6 +153,11 @@ def test_numbers_and_tables() -> None:
         said = "--batch: expected integers in 1..999999999 separated by commas, got "
         assert str(caught.value) == f"{said}{bad[:24]!r}".replace("'1,,2'", "''")
     assert numbers("--devices", "3,0", 0, 999) == numbers("--devices", " 3 ,\t0 ", 0, 999) == (3, 0)
+    assert number("--batch", "16", 1, 16) == 16
+    for bad in ("17", "0", "1,2", "", " 1", "9" * 5000):
+        with pytest.raises(ConfigError) as caught:
+            number("--batch", bad, 1, 16)
+        assert str(caught.value) == f"--batch: expected an integer in 1..16, got {bad[:24]!r}"
     assert whole_numbers("--batch", "16,1", 16) == (1, 16)
     with pytest.raises(ConfigError, match=r"--batch: expected integers in 1\.\.16 .* '17'"):
         whole_numbers("--batch", "1,17", 16)
