@@ -274,6 +274,9 @@ def main() -> None:
     if len(devices) != 2:
         raise ConfigError("expected DEVICE DEVICE [GID]; `dgpp discover-roce` names devices")
     gid = -1 if len(arguments) < 3 else number("GID", arguments[2], 0, 65535)
+    # What is missing is said once, not by each process.
+    by_pyverbs.load()
+    chosen(devices, [gid] * 2)
     pong, writes = bare(devices, gid)
     crossing = both_ways(devices, gid)
     small, large = bus(devices, gid)

@@ -8,6 +8,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -103,6 +104,17 @@ def test_a_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
     command_line["need"]("json", "pathlib")
     with pytest.raises(ConfigError, match=r"^nope_x is not installed: pip install json nope_x$"):
         command_line["need"]("json", "nope_x")
+
+
+@pytest.mark.skipif(find_spec("pyverbs") is not None, reason="pyverbs is here")
+def test_a_bus_without_its_library_is_one_line() -> None:
+    """Its ranks are processes, which would each say it."""
+    command = [sys.executable, str(SCRIPTS / "bench_roce.py"), "rxe0", "rxe1"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    (said,) = ended.stderr.splitlines()
+    assert ended.returncode == 1
+    assert said.startswith("bench_roce.py: error: roce bus: no usable pyverbs ")
 
 
 @pytest.mark.parametrize(
