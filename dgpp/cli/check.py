@@ -248,8 +248,7 @@ def check_forward(
     _one_of("--ngram-table", ngram_table, "resident", "mmap")
     forms = _forms(dense_weights, bf16_weights, kv_dtype)
     tolerances = _tolerances(expected, tolerance)
-    tables = ngram_table_model or stated_tables(expected)
-    _require_folders(checkpoint, target, tables)
+    _require_folders(checkpoint, target, ngram_table_model)
     named = _devices(devices)
     chosen = _backend(backend, threads, target or checkpoint, world, named, forms)
     options = CheckOptions(
@@ -261,7 +260,7 @@ def check_forward(
         devices=named,
         embed_sharding=embed_sharding,
         mapped=ngram_table == "mmap",
-        tables=tables,
+        tables=ngram_table_model or stated_tables(expected),
         forms=forms,
     )
     report: ForwardReport | DrafterReport

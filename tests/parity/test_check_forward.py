@@ -130,6 +130,21 @@ def test_files_of_another_kind_are_named_by_option_and_what_is_wanted(tmp_path: 
             assert str(result.exception) == f"{flag}: {wrong}: {said}"
 
 
+def test_tables_that_an_index_names_are_not_blamed_on_an_option(tmp_path: Path) -> None:
+    model = shutil.copytree(FIXTURES / "glm-4.7-bf16", tmp_path / "model")
+    (entry,) = (
+        entry
+        for entry in json.loads((FIXTURES / "index.json").read_text())
+        if (entry["path"], entry["expected"]) == ("glm-4.7-bf16", "expected.npz")
+    )
+    entry |= {"path": "model", "ngram_table_from": "nope"}
+    (tmp_path / "index.json").write_text(json.dumps([entry]))
+    result = run(model)
+    assert isinstance(result.exception, CheckpointError)
+    missing = tmp_path / "nope" / "config.json"
+    assert str(result.exception) == f"{missing}: No such file or directory"
+
+
 def test_expected_values_that_are_not_there_are_named_first(tmp_path: Path) -> None:
     for wrong in (tmp_path / "nope.npz", tmp_path):
         result = run(FIXTURES / "glm-4.7-bf16", "--expected", str(wrong), "--backend", "cuda")
