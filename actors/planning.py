@@ -58,9 +58,9 @@ def plan_elsewhere(settings: Settings, node: Elsewhere, deployments: Path) -> in
     if settings.engine.backend == "scripted":
         print_plan(None)
         return 0
-    path, _ = _config(settings.model, deployments)
+    path, config, _ = _config(settings.model, deployments)
     with named(path):
-        choice = _choice(settings, node, read_json(path))
+        choice = _choice(settings, node, config)
     plan = elsewhere(
         settings,
         choice.backend,
@@ -106,28 +106,26 @@ def elsewhere(
     lanes = planned_lanes(settings, backend)
     sizes = memory_settings(settings, backend, unified=unified, lanes=lanes)
     sizes = structs.replace(sizes, drafts=engine.mtp)
-    path, said = _config(settings.model, deployments)
-    config = read_json(path)
+    path, config, said = _config(settings.model, deployments)
     with named(path):
         plan = plan_memory(config, sizes, world)
         missing = uncomputed(settings, config, backend, device)
     if engine.dflash_model:
-        path, more = _config(engine.dflash_model, deployments)
-        drafter = read_json(path)
+        path, drafter, more = _config(engine.dflash_model, deployments)
         with named(path):
             plan, said = with_drafter(plan, config, drafter, sizes, world), said + more
     later = (LATER,) if missing else ()
     return structs.replace(plan, notes=(*plan.notes, *said, *missing, *later))
 
 
-def _config(model: str, deployments: Path) -> tuple[Path, tuple[str, ...]]:
-    """The model's config.json, and what is to be said of where it came from."""
+def _config(model: str, deployments: Path) -> tuple[Path, dict[str, Any], tuple[str, ...]]:
+    """The model's config.json, what it holds, and what is to be said of where it came from."""
     try:
         path = find_model(model, weights=False).config
-        read_json(path)
+        return path, read_json(path), ()
     except CheckpointError:
         facts = stand_in(model, deployments)
         if facts is None:
             raise
-        return facts, (f"{model} is not on this machine: planned from {facts}",)
-    return path, ()
+        said = f"{model} is not on this machine: planned from {facts}"
+        return facts, read_json(facts), (said,)
