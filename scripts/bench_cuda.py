@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_graph import recorded
 from command_line import Options, ended
+from graph_clock import recorded
 
 from kernels_numba.gpu.backend import CudaBackend
 from kernels_numba.gpu.device import load_cupy

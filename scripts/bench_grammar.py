@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from bench_server import scripted, serving
 from command_line import Options, ended
+from scripted_server import scripted, serving
 
 from dgpp.bench.table import aligned
 from dgpp.grammar.answer import Wanted, answer_grammar

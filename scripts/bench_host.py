@@ -16,8 +16,8 @@ import socket
 import statistics
 import time
 
-from bench_server import scripted, serving
 from command_line import Options, ended
+from scripted_server import scripted, serving
 
 STAMP = b": committed "
 

@@ -15,8 +15,8 @@ import time
 import urllib.request
 from typing import Any
 
-from bench_server import serving
 from command_line import Options, ended
+from scripted_server import serving
 
 WORDS = ("time", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
 QUESTIONS = ("Summarise the text in one word.", "Which word comes first in it?")

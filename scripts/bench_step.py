@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from bench_graph import recorded
 from command_line import Options, ended, need
+from graph_clock import recorded
 
 from dgpp.bench.drive import Driver
 from dgpp.cli.bench import _engine, _Wanted

@@ -137,6 +137,9 @@ def _tolerances(expected: Path, tolerance: float | None) -> Tolerances:
     stated = stated_tolerances(expected)
     if stated is None and tolerance is None:
         _refuse(f"{expected}: no index.json states a tolerance; give --tolerance")
+    if stated is not None and tolerance is not None:
+        said = f"--tolerance {tolerance:g}: not used, an index.json states what is near enough"
+        typer.echo(f"warning: {said}", err=True)
     return stated or uniform_tolerances(tolerance or 0.0)
 
 

@@ -6,7 +6,8 @@
 constexpr int UNITS = CHUNK_BYTES / 64;
 
 // Weights pass through the second cache once (an expert's of more than eight rows once a tile, one soon
-// after the other), and x, which all blocks read, should stay there: they are given up first. Of a line of 128 bytes all must be asked for by then, and NVFP4's chunks are half ones.
+// after the other), and x, which all blocks read, should stay there: they are given up first. Of a line of
+// 128 bytes all must be asked for by then, and NVFP4's chunks are half ones.
 constexpr bool ONE_READ = CHUNK_BYTES % 128 == 0;
 
 // What a lane needs of the scales of a row's chunk.

@@ -219,6 +219,26 @@ def test_devices_that_nothing_is_computed_on_are_told(
     assert result.stderr == said
 
 
+@pytest.mark.parametrize("used", [False, True])
+def test_a_tolerance_that_an_index_overrides_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, used: bool
+) -> None:
+    expected = FIXTURES / "glm-4.7-bf16" / "expected.npz"
+    if used:
+        expected = Path(shutil.copy(expected, tmp_path))
+
+    def begin(*_arguments: object) -> None:
+        raise Chosen
+
+    monkeypatch.setattr("dgpp.check.forward.open_and_check", begin)
+    arguments = ["forward", "--checkpoint", str(FIXTURES / "glm-4.7-bf16")]
+    arguments += ["--expected", str(expected), "--tolerance", "0", "--threads", "1"]
+    result = CliRunner().invoke(app, [*arguments, "--backend", "cpu"])
+    assert isinstance(result.exception, Chosen)
+    said = "warning: --tolerance 0: not used, an index.json states what is near enough\n"
+    assert result.stderr == ("" if used else said)
+
+
 def test_devices_of_another_shape_are_named() -> None:
     for wrong in ("x", "1,", "-1", "256", "1 0"):
         result = run(FIXTURES / "glm-4.7-bf16", "--devices", wrong)

@@ -147,7 +147,7 @@ def test_a_rank_that_fails_is_named(
 
 
 def test_a_server_that_does_not_start_is_quoted() -> None:
-    serving = runpy.run_path(str(SCRIPTS / "bench_server.py"))["serving"]
+    serving = runpy.run_path(str(SCRIPTS / "scripted_server.py"))["serving"]
     said = "the server exited with status 1: dgpp: error: .*model: 'nope'"
     with pytest.raises(ConfigError, match=said), serving("nope", {}):
         raise AssertionError
